@@ -25,7 +25,7 @@ TINY = {
     "attack": "specimen:vit-0 --attack fgsm --limit 3 -q --out out",
     "sense": "specimen:vit-0 --parts alignment --limit 1 --probes 2 -q --out out",
     "transfer": "specimen:vit-0,specimen:diffvit-0 --steps 2 --limit 3 -q --out out",
-    "certify": "specimen:vit-0 --samples 10 --select 5 --limit 2 --sigma 0.1 --estimated 0 -q --out out",
+    "certify": "specimen:vit-0 --samples 10 --select 5 --limit 2 --sigma 0.1 -q --out out",
     "evaluate": "run --tasks zero-shot --data folder:photos -q --out out --cache features",
     "look": "run photos/test/cat/0.png --text mug -q --out look.png",
     "train": "--model vit --data digits --epochs 1 --limit 20 -q --out out",

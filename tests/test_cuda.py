@@ -137,7 +137,7 @@ def test_sense_on_cuda_agrees_with_the_cpu(part, tmp_path):
         "audit specimen:diffvit-0 --against specimen:vit-0 --limit 40 --eps 1/255,4/255 --steps 5 --sense-limit 2",
         "attack specimen:diffvit-0 --attack autoattack --queries 50 --steps 10 --limit 40",
         "attack specimen:diffvit-0 --attack pgd --precision bf16 --limit 40",
-        "certify specimen:diffvit-0 --limit 3 --samples 200 --select 20 --estimated 2",
+        "certify specimen:diffvit-0 --limit 3 --samples 200 --select 20",
         "train --model diffvit --data digits --epochs 1 --depth 1 --dim 32 --patch-size 2",
         "train --model vit --data digits --epochs 1 --depth 1 --dim 32 --patch-size 2 --adversarial 1/255",
     ],

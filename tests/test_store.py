@@ -40,7 +40,7 @@ def _sense(model, out):
 
 
 def _certify(model, out):
-    options = CertifyOptions(model="m", estimated=0, batch_size=16, out=out, quiet=True)
+    options = CertifyOptions(model="m", batch_size=16, out=out, quiet=True)
     return certify(Lineup([model], [], IMAGES), Smoothing(0.2, 5, 20, 0.05), options)[0]
 
 

@@ -254,8 +254,7 @@ def _kind(hint: Any) -> _Kind:
         return _Kind(words, lambda value: isinstance(value, hint), (hint,))
     if origin in _LISTS:
         each = f", each {_kind(parts[0]).words}" if len({*parts} - {...}) == 1 else ""
-        words = f"a {_LISTS[origin]}{each}"
-        return _Kind(words, lambda value: _holds(origin, parts, value))
+        return _Kind(f"a {_LISTS[origin]}{each}", lambda value: _holds(origin, parts, value))
     words = _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
     return _PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin))
 

@@ -77,8 +77,7 @@ def running(model: object, images: Tensor, name: str = "", what: str = "images")
     except Exception as error:  # the user's code
         name = name or f"model {getattr(model, '__name__', type(model).__name__)}"
         why = f"of shape {tuple(images.shape[1:])} ({type(error).__name__}: {first_line(error)})"
-        fix = "expected a classifier of such images, in batches of any size"
-        fix = advice(model, images.dtype, error) or fix
+        fix = advice(model, images.dtype, error) or "expected a classifier of such images, in batches of any size"
         raise UserError(f"{name}: fails on {what} {why}; {fix}") from error
 
 

@@ -34,7 +34,7 @@ QUICK_OPTIONS = ("--sigma", 0.2, "--select", 5, "--samples", 30, "--alpha", 0.05
 
 
 def chosen(out, batch_size=None):
-    return CertifyOptions(model="m", estimated=0, out=out, batch_size=batch_size, quiet=True)
+    return CertifyOptions(model="m", out=out, batch_size=batch_size, quiet=True)
 
 
 def certified(model, data, out, smoothing=QUICK, batch_size=None):

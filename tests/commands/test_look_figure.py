@@ -86,19 +86,6 @@ def test_twins_share_one_scale_and_each_map_says_how_large_it_is():
     assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["0", "0.5"]
 
 
-def test_masks_are_outlined():
-    mask = np.zeros((20, 20), bool)
-    mask[:10, :10] = True  # above, on the left
-    figure = look_figure(IMAGES[:1], ["mug"], [column()], masks=[mask])
-    for axes in figure.axes[:2]:
-        (outline,) = axes.collections
-        corner = outline.get_paths()[0].vertices
-        assert corner[:, 0].max() == pytest.approx(0.5, abs=0.03)
-        assert corner[:, 1].min() == pytest.approx(0.5, abs=0.03)
-    whole = look_figure(IMAGES[:1], ["mug"], [column()], masks=[np.ones((5, 5), bool)])
-    assert not whole.axes[0].collections
-
-
 def test_names_and_texts_are_words_and_not_formulas(tmp_path):
     name = "_$x$ \\frac{" + "long/" * 30
     figure = look_figure(IMAGES[:1], ["$y$ \\frac{", "z" * 200], [column(name)])

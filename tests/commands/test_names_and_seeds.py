@@ -78,7 +78,7 @@ def test_a_training_stands_for_its_directory(tmp_path):
     result = ap.audit({"mine": pair[0]}, against={"twin": pair[1]}, data=data, **QUICK)
     assert result.pairs == [("mine", "twin")]
     many = {"many": [pair[0], pair[1]]}
-    alone = ap.certify({"mine": pair[0]}, data=data, samples=20, limit=2, estimated=0, quiet=True)
+    alone = ap.certify({"mine": pair[0]}, data=data, samples=20, limit=2, quiet=True)
     assert alone.summary["models"][0]["name"] == "mine"
     with pytest.raises(UserError, match="2 models; expected one"):
         ap.certify(many, data=data)

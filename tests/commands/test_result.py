@@ -20,7 +20,7 @@ from antiphase.errors import UserError
 FAST = {"limit": 5, "eps": "4/255,8/255", "attack": "fgsm", "sense_limit": 0, "quiet": True}
 SENSED = {"limit": 4, "probes": 4, "parts": "alignment", "quiet": True}
 STORED = Path(__file__).parents[1] / "fixtures" / "stored" / "audit"
-CERTIFIED = {"sigma": 0.05, "samples": 40, "limit": 5, "estimated": 0, "quiet": True}
+CERTIFIED = {"sigma": 0.05, "samples": 40, "limit": 5, "quiet": True}
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def data(tmp_path, write_image):
         tmp_path / "dataset_coco.json": {"images": entries},
     }.items():
         path.write_text(json.dumps(told))
-    (tmp_path / "pairs.csv").write_text("file,text\ndata/coco/val2014/3.png,x\ndata/coco/val2014/7.png,y\n")
+    (tmp_path / "pairs.csv").write_text("image,caption\ndata/coco/val2014/3.png,x\ndata/coco/val2014/7.png,y\n")
     with tarfile.open(tmp_path / "00000.tar", "w") as archive:
         for number in (3, 5, 7):
             write_image(folder / "val2014" / f"{number}.png", number)

@@ -364,7 +364,7 @@ def test_maps_that_cannot_be_drawn_are_one_line(fields, words, lab, twins, tmp_p
 
 
 def test_the_released_checkpoints_are_told_apart_without_being_there():
-    one, two = released(profile("paper"))
+    one, two = released()
     assert (one.series, two.series) == ("CLIP", "DiffCLIP")
     assert two.spec.endswith("#lambda_init=0.8")
     cells = [bench(profile("paper")).evaluate(model, "zero-shot", "imagenet") for model in (one, two)]

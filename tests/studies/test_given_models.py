@@ -55,8 +55,8 @@ def call(monkeypatch, capsys):
     return run
 
 
-def under(name, *specs, baseline=None):
-    return Profile(name, (0, 1), specs, baseline)
+def under(name, *specs):
+    return Profile(name, (0, 1), specs)
 
 
 @pytest.mark.filterwarnings(NOTE)
@@ -163,25 +163,15 @@ def test_runs_of_train_clip_are_models_with_the_facts_of_their_recipes(tmp_path)
     contents = [one.content for one in given_models(under("laptop", *specs))]
     assert all(contents)
     assert len(set(contents)) == 2
-    assert StudyOptions(names=("all",), baseline=specs[0]).baseline == specs[0]
     (tmp_path / "diff" / "recipe.json").write_text('{"model": {}}')
     with pytest.raises(UserError, match="is no CLIP; expected a directory of antiphase train-clip"):
         given_models(under("laptop", specs[1]))
 
 
-def test_a_baseline_replaces_the_unverified_name(files):
-    file = str(files / "clip.pt")
+def test_the_released_pair_has_an_unverified_name():
     for names, more in ((("figure-2b",), {}), (("figure-4",), {}), (("diffclip-table-2",), {"models": "released"})):
-        plain, other = (
-            {
-                cell.model.spec
-                for cell in select(StudyOptions(names=names, profile="paper", **more, **last)).cells
-                if hasattr(cell.model, "spec")
-            }
-            for last in ({}, {"baseline": file})
-        )
-        assert plain == set(PAIR)
-        assert other == {f"diffclip:{file}", PAIR[1]}
+        cells = select(StudyOptions(names=names, profile="paper", **more)).cells
+        assert {cell.model.spec for cell in cells if hasattr(cell.model, "spec")} == set(PAIR)
     for one in (under("paper", "released"), under("paper")):
         said = settings(one).get("models", "")
         assert ("unverified" in said) == bool(one.models)
@@ -197,20 +187,11 @@ def test_the_dry_run_says_that_the_name_is_unverified(call):
 
 
 def test_rows_and_workers_get_the_same_models():
-    options = RunOptions(names=("diffclip",), models="open_clip:ViT-B-16/openai,released", baseline="a.pt", seeds=2)
-    assert options.words == [
-        "--profile",
-        "laptop",
-        "--seeds",
-        "2",
-        "--models",
-        "open_clip:ViT-B-16/openai,released",
-        "--baseline",
-        "diffclip:a.pt",
-    ]
+    options = RunOptions(names=("diffclip",), models="open_clip:ViT-B-16/openai,released", seeds=2)
+    assert options.words == ["--profile", "laptop", "--seeds", "2", "--models", "open_clip:ViT-B-16/openai,released"]
     assert RunOptions(**options.record()) == options
-    rows = RowsOptions(names=("diffclip-table-2",), models="released", baseline="a.pt")
-    assert rows.words == ["--profile", "laptop", "--models", "released", "--baseline", "diffclip:a.pt"]
+    rows = RowsOptions(names=("diffclip-table-2",), models="released")
+    assert rows.words == ["--profile", "laptop", "--models", "released"]
 
 
 def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):
@@ -233,8 +214,6 @@ def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):
         (("--models", "diffclip:{}/none.pt"), "none.pt: no such file"),
         (("--models", "diffclip:{}/diffclip.pt"), "diffclip.pt: λ_init missing"),
         (("--models", "diffclip:{}/diffclip.pt#x=1"), "expected #lambda_init=0.8"),
-        (("--baseline", "{}/clip.pt"), "--baseline: has no effect on diffclip-table-2 under profile laptop"),
-        (("--baseline", "{}/diffclip.pt#lambda_init=1", "--models", "released"), "differential attention; expected"),
     ],
 )
 def test_a_mistake_is_one_line(call, files, tmp_path, words, message):

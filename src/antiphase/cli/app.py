@@ -230,8 +230,7 @@ def mistakes_in_one_line() -> Iterator[None]:
     except RuntimeError as error:  # of Path.expanduser
         if "home directory" not in str(error):
             raise
-        fix = "set HOME, give paths without ~, and ANTIPHASE_DATA for the data"
-        _complain(f"the home directory is not known; {fix}")
+        _complain("the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data")
 
 
 def _complain(*lines: str) -> None:

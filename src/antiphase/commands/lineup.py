@@ -120,8 +120,7 @@ def load_lineup(options: Any) -> Lineup:
     loaded = load_models([*models, *twins], find_device(options.device), options.random_weights)
     if seeds and len({*map(fingerprint, loaded)}) < len(loaded):
         names = ", ".join(model_card.card_of(model).name for model in loaded)
-        fix = "name each one's own, as in runs/vit-{seed}"
-        raise UserError(f"seeds: of {names}, two have the same weights; {fix}")
+        raise UserError(f"seeds: of {names}, two have the same weights; name each one's own, as in runs/vit-{{seed}}")
     if options.prompt is not None and not any(map(is_dual_encoder, loaded)):
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = model_card.card_of(loaded[0])

@@ -35,8 +35,7 @@ def live_object(spec: Any) -> Any:
     if not isinstance(spec, str) or not spec.startswith(PREFIX):
         return None
     if spec not in (held := _HELD.get({})):
-        was = f"{spec}: was an object of another Python session"
-        raise UserError(f"{was}; expected a specification, or the object")
+        raise UserError(f"{spec}: was an object of another Python session; expected a specification, or the object")
     return held[spec]
 
 
@@ -126,8 +125,7 @@ def check_code(options: Options, allowed: bool, whose: str) -> None:
     for value in options.model_dump(mode="json", exclude={"out"}).values():
         for word in value if isinstance(value, list) else [value]:
             if not allowed and code_of(str(word)):
-                what = f"{whose}: {str(word).strip()} runs code"
-                raise UserError(f"{what}; read that code, then add --run-code")
+                raise UserError(f"{whose}: {str(word).strip()} runs code; read that code, then add --run-code")
 
 
 def check_compiler(place: "torch.device") -> None:
@@ -151,8 +149,7 @@ def find_device(name: str) -> "torch.device":
     import torch
 
     if name == "auto":
-        own = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # each of torchrun's processes has one
-        name = own if torch.cuda.is_available() else "cpu"
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     try:
         with warnings.catch_warnings(action="ignore"):  # of those that are deprecated
             device = torch.device(name)
@@ -200,8 +197,7 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
             if not hasattr(module, "card"):
                 if (source := text.get("data")) is None or "models" in values:
                     fix = "as the name of a source or as images, such as antiphase.data.load_data('digits')"
-                    why = f"says nothing of its images; give data=, {fix}"
-                    raise UserError(f"model {type(module).__name__}: {why}")
+                    raise UserError(f"model {type(module).__name__}: says nothing of its images; give data=, {fix}")
                 if source not in held:
                     how = {name: values[name] for name in ("image_size", "skip_bad") if name in values}
                     how["split"] = values.get("split", split)

@@ -112,8 +112,7 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
     with suppress(ValueError, ZeroDivisionError, OverflowError):
         if all(map(_NUMBER.fullmatch, [above, below] if slash else [above])):
             return float(Fraction(above) / Fraction(below if slash else 1))
-    expected = "expected a finite number or a fraction such as 1/255"
-    raise UserError(f"{info.field_name} {shown(value.strip())}: {expected}")
+    raise UserError(f"{info.field_name} {shown(value.strip())}: expected a finite number or a fraction such as 1/255")
 
 
 def read_words(value: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
 _SPEED = "images_per_second"  # differs from run to run
-_GONE = ("write_adapter",)  # options that runs of before have stored
+_GONE = ("estimated", "write_adapter")  # options that runs of before have stored
 _FINISHED = "expected the directory of a finished run"
 
 

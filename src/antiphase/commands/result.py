@@ -252,8 +252,7 @@ def read_result(directory: Path, command: str, *, stored: bool = True) -> Result
     kind = find_command(command).result_type().of_files(files)
     for name in kind.needs:
         if name not in files:
-            fix = "the run is not finished: repeat its command to resume"
-            raise UserError(f"{directory}: has no {name}; {fix}")
+            raise UserError(f"{directory}: has no {name}; the run is not finished: repeat its command to resume")
     return kind(command, files, directory.resolve() if stored else None)
 
 
@@ -360,8 +359,7 @@ def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[p
 
         names = [name for name in ("norm", "eps") if name in cell]
         has = [", ".join(told(rows[name]) for name in names) or "other rows" for rows in frames]
-        expected = "expected the same norm and an ε in both"
-        raise UserError(f"compare: nothing in common: {' and '.join(has)}; {expected}")
+        raise UserError(f"compare: nothing in common: {' and '.join(has)}; expected the same norm and an ε in both")
     taken = {mine for mine, _ in pairs}
     renamed = {theirs: f"{theirs} (other)" if theirs in taken else theirs for _, theirs in pairs}
     kept[1] = kept[1].with_columns(pl.col("model").replace(renamed))

@@ -102,8 +102,7 @@ def read_index(tar: Path) -> dict[str, Member]:
             raise ReadError("it is no regular file")
         return _index(str(tar), status.st_size, status.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
-        fault = f"{tar} is no complete, uncompressed tar file ({one_line(error)})"
-        raise UserError(f"{fault}: get it again") from error
+        raise UserError(f"{tar} is no complete, uncompressed tar file ({one_line(error)}): get it again") from error
 
 
 @functools.lru_cache(maxsize=4096)  # shards of a set that is read in random order

@@ -179,7 +179,7 @@ def karpathy(
     return listed_pairs(name, split, places, rows, fix=fix)
 
 
-# the names that the columns of a table may have
+# the names that the columns of a table may have, open_clip's among them
 _IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
 _CAPTION_COLUMNS = ("caption", "title", "text")
 
@@ -187,44 +187,34 @@ _CAPTION_COLUMNS = ("caption", "title", "text")
 def csv_pairs(place: Path, split: str) -> FilePairs:
     """List the image files and captions of a table with a header line; each row is one caption of one image.
 
-    Columns, in any order and case: one of ``_IMAGE_COLUMNS`` (relative to the table's folder), one of
-    ``_CAPTION_COLUMNS``, optionally ``label`` (a class name) and ``split`` (without it, the table is one split). Rows
-    of the same image become one pair, in the order of their first rows; classes are sorted, over all splits.
+    Columns, in any order and case, are one of ``_IMAGE_COLUMNS`` (relative to the table's folder) and one of
+    ``_CAPTION_COLUMNS``; others are ignored. The table is one split, whichever is asked for. Rows of the same image
+    become one pair, in the order of their first rows.
     """
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]
     chosen = [next(filter(columns.__contains__, names), "") for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS)]
     if not all(chosen) or not lines:
-        known = (", ".join(names) for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS))
-        expected = f"expected a header with one of {' and one of '.join(known)}, then rows"
+        known = " and one of ".join(", ".join(names) for names in (_IMAGE_COLUMNS, _CAPTION_COLUMNS))
+        expected = f"expected a header with one of {known}, then rows"
         raise UserError(f"{name}: columns {', '.join(columns)}, {len(lines)} rows: {expected}")
     if odd := [line for line, row in lines if len(row) != len(columns)]:
         expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
         raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
-    rows = [(line, dict(zip(columns, row, strict=True))) for line, row in lines]
-    splits, classes = ({row.get(column, "") for _, row in rows} - {""} for column in ("split", "label"))
-    split = choose_split(name, split, sorted(splits) or SPLITS)
-    class_names = tuple(sorted(classes, key=int if all(map(str.isdecimal, classes)) else str))
+    split = choose_split(name, split, SPLITS)
     captions: dict[str, list[str]] = {}
-    labels: dict[str, str | None] = {}
     skipped: list[str] = []
-    for line, row in rows:
-        file, caption = (row[column] for column in chosen)
-        if row.get("split", split) != split:
-            continue
+    for line, row in lines:
+        file, caption = (row[columns.index(column)] for column in chosen)
         if not file or not caption:
             skipped.append(f"line {line} has no {'caption' if file else 'image'}")
         if file:
             captions.setdefault(file, []).extend(filter(None, [caption]))
-            label = row.get("label")
-            if label == "" or labels.setdefault(file, label) != label:
-                raise UserError(f"{name}: line {line} labels {file} {label!r}: expected one label per image")
     if (first := next(iter(captions), "")).startswith(("http://", "https://")):
         raise UserError(f"{name}: its images are URLs, such as {first}: download them with img2dataset")
-    numbers = {label: number for number, label in enumerate(class_names)}
-    listed = [(file, tuple(several), numbers.get(labels[file] or "")) for file, several in captions.items()]
-    return listed_pairs(name, split, [place.parent], listed, class_names).altered(skipped=tuple(skipped))
+    listed: list[Row] = [(file, tuple(several), None) for file, several in captions.items()]
+    return listed_pairs(name, split, [place.parent], listed).altered(skipped=tuple(skipped))
 
 
 def table_rows(path: Path) -> list[tuple[int, list[str]]]:

@@ -196,8 +196,7 @@ def shard_conversations(name: str, path: str, root: Path) -> Conversations:
             try:
                 record = parse_json(content or b"")
             except ValueError as error:
-                fault = f"{stem} has no valid JSON file ({error})"
-                raise UserError(f"{tar}: {fault}; download it again") from None
+                raise UserError(f"{tar}: {stem} has no valid JSON file ({error}); download it again") from None
             record = {"id": stem} | (record if isinstance(record, dict) else {"conversations": record})
             image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
             named = {"image": f"{tar.relative_to(folder).as_posix()}/{image}"} if image else {}

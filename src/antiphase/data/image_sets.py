@@ -92,8 +92,7 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
     class_names = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     if split == "train":
         return list_classes("tiny-imagenet", split, folder / "train", wnids, class_names)
-    more = {"root": folder / "val", "files": tuple(images)}
-    return FileImages.whole("tiny-imagenet", split, class_names, labels, **more)
+    return FileImages.whole("tiny-imagenet", split, class_names, labels, root=folder / "val", files=tuple(images))
 
 
 def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:
@@ -257,8 +256,7 @@ def fashion_mnist(split: str, root: Path) -> ArrayImages:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         fix = f"delete {' and '.join(names)} in {folder}, and download them again"
         raise UserError(f"fashion-mnist: damaged files ({one_line(error)}): {fix}") from error
-    about = ("fashion-mnist", split, FASHION_MNIST_CLASSES)
-    return ArrayImages.whole(*about, labels.copy(), pixels=images.copy())
+    return ArrayImages.whole("fashion-mnist", split, FASHION_MNIST_CLASSES, labels.copy(), pixels=images.copy())
 
 
 def specimens(file: Path | None = None) -> ArrayImages:
@@ -269,8 +267,7 @@ def specimens(file: Path | None = None) -> ArrayImages:
             notes = json.loads(image.info[SPECIMEN_CHUNK])
             pixels = np.array(image).reshape(-1, 1, 28, 28)
     except (OSError, SyntaxError, KeyError, ValueError) as error:
-        fault = f"is not a valid file of specimen images ({error})"
-        raise UserError(f"{file} {fault}: reinstall antiphase") from error
+        raise UserError(f"{file} is not a valid file of specimen images ({error}): reinstall antiphase") from error
     about = ("specimen-fashion-mnist", "test", FASHION_MNIST_CLASSES, notes["labels"])
     return ArrayImages.whole(*about, pixels=pixels, ids=torch.tensor(notes["ids"]))
 

@@ -33,8 +33,7 @@ def array_images(
     last = int(numbers.max())
     names = ordered_names([*map(str, range(last + 1))] if class_names is None else class_names)
     if names is None or last >= len(names):
-        fault = f"{name}: label {last}, class names {shown(class_names)}"
-        raise UserError(f"{fault}; expected a name for each class")
+        raise UserError(f"{name}: label {last}, class names {shown(class_names)}; expected a name for each class")
     return ArrayImages.whole(name, split, names, numbers, pixels=pixels)
 
 
@@ -173,8 +172,7 @@ def class_numbers(name: str, labels: Any, count: int) -> Int64[Tensor, " count"]
             raise TypeError(f"they are of type {values.dtype}")
         values = values.astype(np.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        fault = f"{name}: labels {shown(labels)} ({first_line(error)})"
-        raise UserError(f"{fault}; expected class numbers") from None
+        raise UserError(f"{name}: labels {shown(labels)} ({first_line(error)}); expected class numbers") from None
     if values.size != count or values.shape[:1] != (count,):
         raise UserError(f"{name}: labels of shape {values.shape}; expected ({count},), one number an image")
     values = values.reshape(count)

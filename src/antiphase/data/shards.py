@@ -269,8 +269,7 @@ def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     fix = "correct the pattern, such as 'shards:/data/cc3m/{00000..00331}.tar', or download them"
     if title := TITLES.get(f"shards:{pattern}"):
         page, columns = _LINKS[title]
-        about = {"title": title, "name": title.lower(), "page": page, "columns": columns}
-        fix = _HOW_TO_GET.format(root=root or Path(), **about)
+        fix = _HOW_TO_GET.format(root=root or Path(), title=title, name=title.lower(), page=page, columns=columns)
     if not existing:
         raise UserError(f"no shard matches {pattern!r} in {Path.cwd()} or {root}: {fix}")
     if missing:

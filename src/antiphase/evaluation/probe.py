@@ -208,8 +208,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     for objective, seed in itertools.product(protocol.objectives, seeds):
         title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
         with progress_bar(title, MOST_FITS, store.progress) as advance:
-            how = {"objective": objective, "seed": seed, "on_fit": lambda: advance(1)}
-            probe = train_probe(*data, **how, **about)
+            probe = train_probe(*data, objective=objective, seed=seed, on_fit=lambda: advance(1), **about)
         rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
         blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))
     return pl.concat(blocks)

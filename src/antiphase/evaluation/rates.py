@@ -74,10 +74,9 @@ def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
 
 def not_above_chance(accuracy: pl.DataFrame, num_classes: Mapping[str, int]) -> list[str]:
     """Return a warning for each model whose :func:`clean_accuracy` is not above chance, 1 / number of classes."""
-    fix = "check that the model and the data have the same classes"
     return [
         f"{model}: clean accuracy {100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}] on {n} images is not above "
-        f"chance, {100 / num_classes[model]:.3g} %: {fix}"
+        f"chance, {100 / num_classes[model]:.3g} %: check that the model and the data have the same classes"
         for model, value, low, high, n in accuracy.select("model", "value", "low", "high", "n").iter_rows()
         if low <= 1 / num_classes[model]
     ]
@@ -177,8 +176,7 @@ def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]])
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
     """Average the paired differences of each two families over their pairs, unless two pairs share a model."""
     keys = ["family", "against_family", *_CELL]
-    named = {"family": _family("model", families), "against_family": _family("against", families)}
-    pairs = comparisons.with_columns(**named)
+    pairs = comparisons.with_columns(family=_family("model", families), against_family=_family("against", families))
     unshared = [pl.col(side).n_unique().over(keys) == pl.len().over(keys) for side in ("model", "against")]
     return over_seeds(pairs.filter(*unshared), keys, "difference", as_difference)
 

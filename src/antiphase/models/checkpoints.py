@@ -220,8 +220,7 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     ignored = [_dotted(key) for key in held if fits and not any(_is_in(key, one) for one in fits)] + aside
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
-        told = f"ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}"
-        warnings.warn(f"{path}: {told}", stacklevel=2)
+        warnings.warn(f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2)
     return {key: tensor for key, tensor in found.items() if key not in aside}
 
 

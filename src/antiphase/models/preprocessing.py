@@ -32,8 +32,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], bgr: bool = False) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std) <= 0:
-            both = f"mean {tuple(mean)}, std {tuple(std)}"
-            raise UserError(f"{both}: expected one of each per channel, std above 0")
+            raise UserError(f"mean {tuple(mean)}, std {tuple(std)}: expected one of each per channel, std above 0")
         self.bgr = bgr
         # not in the state dict: checkpoints keep timm's names, and the recipe stores these values
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)

@@ -88,8 +88,7 @@ def rebuilt(
     about: dict[str, Any] = {"recipe": recipe, "seed": recipe.get("seed"), "num_classes": start.num_classes}
     if "data" in recipe:  # it was trained on images of this size
         about |= {"image_shape": start.image_shape, "any_size": False}
-    doubts = (*card.doubts, *[doubt] * bool(doubt))
-    return with_card(module, replace(card, tag="", doubts=doubts, **about))
+    return with_card(module, replace(card, tag="", doubts=(*card.doubts, *[doubt] * bool(doubt)), **about))
 
 
 def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Module:

@@ -82,8 +82,7 @@ def zero_shot_classifier(
     with ``{}`` or functions of the name, like open_clip's. ``prompts``, complete texts for each class, replace both.
     """
     if not class_names or not templates:
-        counts = f"{len(class_names)} classes and {len(templates)} templates"
-        raise UserError(f"{counts}: expected at least one of each")
+        raise UserError(f"{len(class_names)} classes and {len(templates)} templates: expected at least one of each")
     for template in templates:
         if isinstance(template, str) and "{}" not in template:
             raise UserError(f"template {template!r}: expected {{}} as a placeholder for the class name")

@@ -72,8 +72,7 @@ def load_model(
     if scheme is not None:
         return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
-        known = f"expected one of DIRECTORY, {', '.join(forms())}"
-        known = f"did you mean python:{spec}?" if ".py:" in spec else known
+        known = f"did you mean python:{spec}?" if ".py:" in spec else f"expected one of DIRECTORY, {', '.join(forms())}"
         raise UserError(f"model {shown(spec)}: no such directory; {known}")
     return load_run(Path(spec), spec, Path(spec).resolve().name, module)
 

@@ -115,8 +115,7 @@ def _layer(
     lam: Tensor | None = None,
 ) -> Layer:
     negative = branches[1] if len(branches) > 1 else None
-    about = call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values)
-    return Layer(*about, call.tangent, values)
+    return Layer(call.name, call.tokens, branches[0], negative, lam, lambda a: finish(a @ values), call.tangent, values)
 
 
 def _by_parts(module: Any, call: Call) -> Layer:

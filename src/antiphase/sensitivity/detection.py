@@ -113,8 +113,7 @@ def _joined(slopes: Tensor, groups: tuple[int, ...]) -> Tensor:
     """Return the sum of the slopes of equal maps, (batch, maps, queries, keys), in float64."""
     numbers = torch.tensor(groups, device=slopes.device)
     used = numbers >= 0
-    shape = len(slopes), max(groups) + 1, *slopes.shape[2:]
-    zeros = torch.zeros(shape, dtype=torch.float64, device=slopes.device)
+    zeros = torch.zeros((len(slopes), max(groups) + 1, *slopes.shape[2:]), dtype=torch.float64, device=slopes.device)
     return zeros.index_add(1, numbers[used], slopes[:, used].double())
 
 
@@ -237,8 +236,7 @@ def examine(call: Call) -> Detection:
     except (torch.OutOfMemoryError, NotAttention):
         raise
     except Exception as error:  # a module may fail on other tokens than its own in any way
-        again = "it cannot be run again with other tokens or maps"
-        raise NotAttention(f"{again} ({first_line(error)})") from error
+        raise NotAttention(f"it cannot be run again with other tokens or maps ({first_line(error)})") from error
 
 
 def _examined(call: Call) -> Detection:

@@ -99,8 +99,7 @@ def differential_layers(model: nn.Module) -> dict[str, DifferentialAttention]:
 def _layers(model: nn.Module) -> dict[str, DifferentialAttention]:
     if layers := differential_layers(model):
         return layers
-    expected = "expected a model with differential attention, not intervened on yet"
-    raise UserError(f"{type(model).__name__}: {expected}")
+    raise UserError(f"{type(model).__name__}: expected a model with differential attention, not intervened on yet")
 
 
 def scale_lambda(model: nn.Module, factor: float) -> None:
@@ -192,8 +191,7 @@ class MarginGradients:
         first, second = (whole - _gradient(stopped, images)[2] for stopped in self._stopped)
         straight = whole - first - second + sum(right_angle(first, second))
         inner = (first * second).sum(-1)
-        parts = (first.norm(2, -1), second.norm(2, -1), inner, straight.norm(1, -1))
-        return Margins(*margins[:4], *parts)
+        return Margins(*margins[:4], first.norm(2, -1), second.norm(2, -1), inner, straight.norm(1, -1))
 
 
 def right_angle(first: Vectors, second: Vectors) -> tuple[Vectors, Vectors]:

@@ -284,8 +284,3 @@ def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) ->
         log_constant=pl.col("lipschitz").log() - pl.col("lipschitz_base").log(),
     )
     return layers.join(logs, on="sample", maintain_order="left").select("layer", "sample", *RADIUS_PARTS)
-
-
-def radius_ratios(parts: pl.DataFrame) -> pl.DataFrame:
-    """Estimate the ratio of estimated radii, measured and predicted by each layer; metrics of ``RATIOS``."""
-    return _by_group(parts, ["layer"], lambda one: one.select(RADIUS_PARTS).to_numpy(), lambda one: RATIOS)

@@ -409,8 +409,7 @@ def take_apart(call: Call, check: bool = True) -> Layer:
             DETECTIONS[call.module] = examine(call)
         except NotAttention as reason:
             who = f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj"
-            told = f"{who}, but does not work like attention of transformers, and {reason}"
-            raise UserError(f"{told}; {HOW}") from error
+            raise UserError(f"{who}, but does not work like attention of transformers, and {reason}; {HOW}") from error
         return _split(detected_layer, call, check)
 
 

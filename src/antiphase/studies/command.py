@@ -129,15 +129,10 @@ def _results(options: Any) -> "list[Result]":
 
 def _claims(options: ClaimsOptions, _: str) -> Answer:
     from antiphase.report.table import OnConsole
-    from antiphase.studies.report.findings import replace_claims
     from antiphase.studies.report.tables import claims_sheets, plain_claims
 
     results = _results(options)
-    if options.into is not None:
-        replace_claims(results, options.into)
-        say(options.into)
-    else:
-        console().print(*map(OnConsole, claims_sheets(results)))
+    console().print(*map(OnConsole, claims_sheets(results)))
     return [plain_claims(result) for result in results]
 
 

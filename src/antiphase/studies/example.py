@@ -88,8 +88,7 @@ def claims(rows: RowsByTable) -> list[Claim]:
     """What you expect, as differences that should lie above 0."""
     attacks = _named(rows).filter(attack="pgd")
     checks = higher(attacks, "DiffViT, λ by depth", than="ViT", eps=EPS[0])
-    words = "DiffViT with λ by depth is more fragile than ViT."
-    return [Claim("still-fragile", "my expectation", words, checks)]
+    return [Claim("still-fragile", "my expectation", "DiffViT with λ by depth is more fragile than ViT.", checks)]
 
 
 study = Study("example", "own", "Example", "λ_init by depth", __doc__, cells, draw, claims)

@@ -29,10 +29,6 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     return specs
 
 
-def _baseline(spec: str | None) -> str | None:
-    return spec if spec is None or spec.startswith(_KINDS) or _is_run(spec) else f"diffclip:{spec}"
-
-
 def _is_run(spec: str) -> bool:
     return (Path(spec).expanduser() / "recipe.json").is_file()
 
@@ -50,16 +46,6 @@ GivenModels = Annotated[
         "diffclip:PATH#lambda_init=0.8, diffclip:PATH (standard attention), open_clip:NAME/TAG, or "
         f"{RELEASED} (the DiffCLIP authors' pair from the hub). A diffclip: model counts as trained on CC3M if its "
         "path contains cc3m, otherwise on CC12M. Several of one kind count as training seeds."
-    ),
-]
-Baseline = Annotated[
-    str | None,
-    AfterValidator(_baseline),
-    Typed(metavar="FILE"),
-    Field(
-        description="Checkpoint of the standard CLIP of the released pair: a file, a directory of train-clip, "
-        "diffclip:PATH or open_clip:NAME/TAG. If not given: a name on the hub that is inferred from DiffCLIP's and "
-        "unverified."
     ),
 ]
 ReadRows = Annotated[
@@ -96,7 +82,6 @@ class StudyOptions(Options):
         "profile smoke.",
     )
     models: GivenModels = ()
-    baseline: Baseline = None
     store: Annotated[Directory, Field(description="Directory of rows and checkpoints.")] = STORE
     rows: Path | None = Field(None, description="Directory of rows written by study pack, read in place of the store.")
 
@@ -108,8 +93,7 @@ class StudyOptions(Options):
     def words(self) -> list[str]:
         """The words of a command line that choose this size and these models."""
         found = ["--profile", self.profile, *(["--seeds", str(self.seeds)] if self.seeds else [])]
-        found += ["--models", ",".join(self.models)] if self.models else []
-        return found + (["--baseline", self.baseline] if self.baseline else [])
+        return found + (["--models", ",".join(self.models)] if self.models else [])
 
     def next_command(self, name: str) -> str:
         """Return another command of antiphase study for the same studies, as one types it."""
@@ -188,15 +172,9 @@ class ClaimsOptions(AnyStudyOptions):
     **Examples**
 
     antiphase study claims robustness --json
-
-    antiphase study claims --into docs/findings.md
     """
 
     rows: ReadRows = None
-    into: Annotated[Path | None, Typed(metavar="FILE")] = Field(
-        None,
-        description="Markdown file in which to replace the lines between `<!-- claims -->` and `<!-- /claims -->`.",
-    )
 
 
 class PackOptions(AnyStudyOptions):

@@ -59,13 +59,6 @@ def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Reader) -> flo
     return sum(rates.get(cell.table, _USUAL.get(cell.table, 10.0)) for cell in cells)
 
 
-_EFFECTS = {
-    "models": "studies that measure CLIPs",
-    "baseline": "studies of the released pair: with --models released, or Figures 2(b), 2(d) and 4 of robustness, "
-    "paper",
-}
-
-
 @dataclass(frozen=True)
 class Selection:
     """Some studies under a profile, and the store of their cells."""
@@ -82,13 +75,11 @@ class Selection:
 def select(options: StudyOptions) -> Selection:
     """Return the studies that the options name."""
     size = profile(options.profile, options.seeds)
-    chosen = replace(size, models=options.models, baseline=options.baseline)
-    studies = find_studies(options.names)
-    for name, where in _EFFECTS.items():
-        without = replace(chosen, **{name: getattr(size, name)})
-        if without != chosen and all(study.cells(chosen) == study.cells(without) for study in studies):
-            names = ", ".join(study.name for study in studies[:3]) + (", …" if len(studies) > 3 else "")
-            raise UserError(f"--{name}: has no effect on {names} under profile {chosen.name}; it is for {where}")
+    chosen, studies = replace(size, models=options.models), find_studies(options.names)
+    if chosen != size and all(study.cells(chosen) == study.cells(size) for study in studies):
+        names = ", ".join(study.name for study in studies[:3]) + (", …" if len(studies) > 3 else "")
+        why = f"has no effect on {names} under profile {chosen.name}"
+        raise UserError(f"--models: {why}; it is for studies that measure CLIPs")
     if options.rows is not None and not options.rows.is_dir():
         raise UserError(
             f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"

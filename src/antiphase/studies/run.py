@@ -201,8 +201,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
             own = study.cells(chosen.profile)
             seeds = len(training_seeds(own))  # released models have none
             if chosen.profile.name != "smoke" and seeds < LEAST_SEEDS and any(cell.needs() for cell in own):
-                enough = f"a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})"
-                say(f"{study.name}: {seeds} training seeds; {enough}")
+                say(f"{study.name}: {seeds} training seeds; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})")
     counts = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
         return counts

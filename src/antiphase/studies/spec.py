@@ -31,7 +31,6 @@ class Profile:
     name: ProfileName  # smoke (seconds, for tests), laptop (2 cores) or paper (the paper's data and sizes)
     seeds: tuple[int, ...]
     models: tuple[str, ...] = ()  # CLIPs to measure instead of training them, see ``GivenModels``
-    baseline: str | None = None  # the standard CLIP of the released pair; None: its name on the hub
     asked: bool = False  # whether the user chose the number of seeds
 
     def seeds_or(self, count: int) -> tuple[int, ...]:

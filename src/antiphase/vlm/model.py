@@ -262,8 +262,7 @@ class Prompt:
                 labels.append(IGNORED)
                 start += len(_PLACE)
             special = not number and (begins or self.style == "llava")
-            options = {"return_offsets_mapping": True, "verbose": False}
-            tokens = self.tokenizer(side, add_special_tokens=special, **options)
+            tokens = self.tokenizer(side, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
             ids += tokens["input_ids"]
             for token, (first, last) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
                 labels.append(token if "x" in marks[start + first : start + last] else IGNORED)
@@ -462,8 +461,7 @@ class VisionLanguageModel(nn.Module):
                 rows = [row for row, ids in enumerate(prompts) if len(ids) == length]
                 ids = torch.stack([prompts[row] for row in rows]).to(images.device)
                 embedded, _, mask = self.embed(images[rows], ids)
-                inputs = {"inputs_embeds": embedded, "attention_mask": mask}
-                output = self.language.generate(**inputs, generation_config=config)
+                output = self.language.generate(inputs_embeds=embedded, attention_mask=mask, generation_config=config)
                 words = self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
                 for row, text, logits in zip(rows, words, output.logits[0], strict=True):
                     texts[row], first[row] = text.strip(), logits
@@ -514,8 +512,7 @@ class YesNo(nn.Module):
         embedded, _, used = self.vlm.embed(images, ids, attention_mask=mask)
         # logits wherever a question ends; the image stands for one id
         kept, place = (self._lengths + self.vlm.projector.count - 2).unique(return_inverse=True)
-        options = {"attention_mask": used, "logits_to_keep": kept.to(device)}
-        output = self.vlm.language(inputs_embeds=embedded, **options)
+        output = self.vlm.language(inputs_embeds=embedded, attention_mask=used, logits_to_keep=kept.to(device))
         logits = output.logits[torch.arange(len(images), device=device), place[which].to(device)]
         answers = logits.gather(1, self._columns[which].to(device))
         return answers.to(torch.promote_types(answers.dtype, torch.float32))

@@ -139,8 +139,7 @@ def pope_questions(
                 absent = next((name for name, _ in counts.most_common() if name not in used), drawn)
                 used.add(absent)
                 for name in (present, absent):
-                    asked = (len(questions) + 1, image, ask(name), name == present)
-                    questions.append(PopeQuestion(sampling, *asked))
+                    questions.append(PopeQuestion(sampling, len(questions) + 1, image, ask(name), name == present))
     return sets
 
 
@@ -445,6 +444,5 @@ def summarise_answers(
             else:
                 clean = gaps["level"]
             for what, several in gaps.items():
-                head = {"model": model, "twin": twin, "what": what}
-                differences.append(head | entry(cell, several, as_difference))
+                differences.append({"model": model, "twin": twin, "what": what} | entry(cell, several, as_difference))
     return {"results": results, "differences": differences}

@@ -64,8 +64,7 @@ def train_vlm(
         blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
         _check(recipe, len(conversations), accelerator.num_processes, sharded)
         if (checkpointing or sharded) and not blocks:
-            fix = "leave out --checkpointing and --shard"
-            raise UserError(f"checkpointing: the model has no known blocks; {fix}")
+            raise UserError("checkpointing: the model has no known blocks; leave out --checkpointing and --shard")
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)
@@ -93,8 +92,7 @@ def train_vlm(
 
         steps = len(conversations) // recipe.batch_size
         rates = {"lr": recipe.learning_rate, "betas": recipe.betas, "eps": recipe.epsilon}
-        decayed = {"weight_decay": recipe.weight_decay, "fused": True}
-        optimizer = torch.optim.AdamW(list(trained.values()), **decayed, **rates)
+        optimizer = torch.optim.AdamW(list(trained.values()), weight_decay=recipe.weight_decay, fused=True, **rates)
         # what is trained and nothing else: a saved state needs no frozen weights
         parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
         rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)

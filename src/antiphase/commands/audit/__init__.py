@@ -38,8 +38,7 @@ def _each_known(names: str) -> str:
     words = read_words(names)
     for name in words or [names]:
         if name not in ATTACKS or words.count(name) > 1:
-            wanted = f"expected one of {', '.join(ATTACKS)}, or several, each once"
-            raise UserError(f"attack {shown(name)}: {wanted}")
+            raise UserError(f"attack {shown(name)}: expected one of {', '.join(ATTACKS)}, or several, each once")
     return ",".join(words)
 
 
@@ -77,8 +76,7 @@ def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
     for text in texts:
         named, match = f"fail-under {shown(text)}", _GATE.fullmatch(text.strip())
         if match is None or float(match["percent"]) > 100:
-            expected = "expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%"
-            raise UserError(f"{named}: {expected}")
+            raise UserError(f"{named}: expected 'robust 40% @ 1/255' or 'robust low 40% @ 1/255', at most 100%")
         if match["above"] is None and len(eps) > 1:
             raise UserError(f"{named}: does not say at which ε; expected @ and one of {attacked}")
         below = float(match["below"] or 1) or math.nan
@@ -166,8 +164,7 @@ class AuditOptions(Measurement):
     def _check(self) -> Self:
         for eps in self.eps:
             if not 0 < eps < math.inf:
-                expected = "expected a positive number, in units of the [0, 1] pixel range"
-                raise UserError(f"eps {eps_label(eps)}: {expected}")
+                raise UserError(f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range")
         if not self._usual:
             read_gates(self.fail_under, self.eps)
         elif self.norm == "l0" or self.questions:

@@ -223,8 +223,7 @@ def read_card(path: str | Path) -> RobustnessCard:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "is no text"
-        expected = f"expected {CARD} or the directory of an audit"
-        raise UserError(f"{name}cannot be read ({why}); {expected}") from None
+        raise UserError(f"{name}cannot be read ({why}); expected {CARD} or the directory of an audit") from None
     try:
         return RobustnessCard.model_validate_json(text, strict=True)
     except ValidationError as error:

@@ -56,8 +56,7 @@ class AuditResult(Result):
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
-        answers = "antiphase.commands.audit.answers:AnswersResult"
-        return imported(answers) if "questions.json" in files else cls
+        return imported("antiphase.commands.audit.answers:AnswersResult") if "questions.json" in files else cls
 
     @cached_property
     def rows(self) -> pl.DataFrame:

@@ -176,8 +176,7 @@ class _Cells:
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
         threat = Threat(self.options.norm, self.options.eps[0])
         given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat)
-        how = {"nested": nested, "ids": self.data.ids}
-        return functools.partial(unchecked(sweep), *given, self.options.eps, **how)
+        return functools.partial(unchecked(sweep), *given, self.options.eps, nested=nested, ids=self.data.ids)
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
@@ -312,8 +311,7 @@ def check_attack(options: AuditOptions) -> None:
     for eps in options.eps:
         Threat(options.norm, eps)
     if options.control and not options.controls:
-        fix = "leave it out or choose another --attack"
-        raise UserError(f"--control: {options.attack} is a control itself; {fix}")
+        raise UserError(f"--control: {options.attack} is a control itself; leave it out or choose another --attack")
     for attack in options.each_attack():
         _ = attack.ensemble
     if options.compile:
@@ -469,8 +467,7 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
             return
         passes = passes_left(name, model, data, options, out, classes)
         if passes is None:
-            why = f"{options.attack} is not one of antiphase's own"
-            say(f"how long the attacks take is unknown: {why}", err=True)
+            say(f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own", err=True)
             return
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:

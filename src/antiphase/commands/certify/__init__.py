@@ -16,9 +16,6 @@ class CertifyOptions(Measurement):
     The same command resumes a killed run. The certificate is one of the smoothed model. A model that was not trained
     with noise certifies little at a large σ: try a small one.
 
-    For comparison the radii of the model itself are estimated as margin over Lipschitz constant (robustness paper,
-    Appendix B), and against a twin their ratio is shown next to what equation (6) predicts. Estimates certify nothing.
-
     **Examples**
 
     antiphase certify specimen:diffvit-0 --against specimen:vit-0 --sigma 0.05 --samples 1000 --limit 100
@@ -39,9 +36,6 @@ class CertifyOptions(Measurement):
     """Noisy copies of each image that choose the class."""
     alpha: float = Field(0.001, gt=0, lt=1)
     """Probability that the radius of an image is too large."""
-    estimated: int = Field(64, ge=0)
-    """At most this many images whose radius is also estimated, as margin over Lipschitz constant; 0: none. Estimates
-    certify nothing."""
     precision: Precision = "float32"
     """Precision of the smoothed model; bf16 is faster, but certifies another model."""
     out: fields.Out = Path("antiphase-certify")

@@ -4,25 +4,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import polars as pl
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
-from rich.text import Text
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
-from antiphase.commands.sense import SenseOptions
-from antiphase.commands.sense.run import ABOUT_SCHEMA, BATCH_SIZE, Part, Rows, entries, rows_of, sense
 from antiphase.data import ImageSet
-from antiphase.errors import UserError
 from antiphase.evaluation.rates import clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
@@ -30,16 +25,12 @@ from antiphase.processes import Process, this_process
 from antiphase.report import figure as figures
 from antiphase.report.figure import Family, colors_of, families
 from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
-from antiphase.report.table import Field, Table, difference_field, estimate_field, rate_field, tabulate
+from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, number
-from antiphase.sensitivity.layer_estimates import layer_parts, radius_parts, radius_ratios
-from antiphase.sensitivity.layers import eager_attention
-from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
 from antiphase.sensitivity.smoothing import Smoothing, smooth
-from antiphase.sensitivity.theory import estimated_radius, margins
 from antiphase.statistics.decisions import decide
-from antiphase.statistics.intervals import as_size, jackknife, paired_difference, proportion
-from antiphase.store import Cache, slice_size, write_frame
+from antiphase.statistics.intervals import paired_difference, proportion
+from antiphase.store import Cache, slice_size
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
 _CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
@@ -78,8 +69,6 @@ def certify(
         "models": [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]],
         "specifications": {name: card.spec for name, card in cards.items()},
     }
-    if options.estimated:
-        summary["estimated"] = estimate_radii(lineup, options)
     settings, doubts = asdict(smoothing), summary["warnings"]
     write_run(lineup, options, summary, {"rows": rows}, settings, doubts, command, began)
     return rows, summary
@@ -177,111 +166,6 @@ def paired_differences(
     return differences
 
 
-STEPS = 20  # of power iteration
-RADIUS_SCHEMA = ABOUT_SCHEMA | dict.fromkeys(("sample", "label", "prediction"), pl.Int64)
-RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
-"""``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
-
-
-def margin_slopes(
-    model: nn.Module, images: Float[Tensor, "batch *shape"]
-) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass."""
-    with eager_attention():
-        linear = Linearisation(model, images)
-        with torch.enable_grad():
-            prediction = linear.y.argmax(1)
-            margin = margins(linear.y, prediction)
-            (cotangent,) = torch.autograd.grad(margin.sum(), linear.y, retain_graph=True)
-        return prediction, margin.detach(), linear.vjp(cotangent).flatten(1).norm(dim=1)
-
-
-def measure_radii(
-    name: str,
-    model: nn.Module,
-    data: ImageSet,
-    out: Path,
-    *,
-    process: Process,
-    progress: bool,
-    limit: int | None = None,
-    **how: int,
-) -> pl.DataFrame:
-    """Measure margin and local Lipschitz constant of each image not on disk yet; ``how``: steps, seed, batch_size."""
-    labels = dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True))
-
-    def rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
-        constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
-        columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
-        columns |= {"lipschitz": constant, "label": torch.tensor([labels[sample] for sample in ids.tolist()])}
-        yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
-
-    part = Part("radius", RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, rows)
-    options = SenseOptions.from_file(how, model=("radius",), quiet=not progress)
-    return sense(name, model, data, options, out, limit=limit, process=process, parts=[part])["radius"]
-
-
-def estimate_radii(lineup: Lineup, options: CertifyOptions) -> dict[str, Any]:
-    """Estimate radii as margin over Lipschitz constant; write ``estimated.parquet``, return the summary."""
-    out, limit, seed, process = options.out, options.estimated, options.seed, this_process()
-    how: dict[str, Any] = {"process": process, "progress": not options.quiet, "limit": limit}
-    how |= {"steps": STEPS, "seed": seed, "batch_size": BATCH_SIZE}
-    models = lineup.by_name.items()
-    rows = [measure_radii(*named, lineup.data, out, **how) for named in models]
-    if process.first:
-        write_frame(out / "estimated.parquet", pl.concat(rows))
-    summary: dict[str, Any] = {
-        "settings": {"images": len(rows[0]), "steps": STEPS, "norms": "L2 → L2"},
-        "models": [{"name": name, **_means(own)} for name, own in zip(lineup.names, rows, strict=True)],
-    }
-    if len(rows) < 2:
-        return summary
-    if [card_of(model).attention for model in lineup.everyone] != ["differential", "softmax"]:
-        note = "equation (6) is about a differential model against standard attention"
-        return summary | {"ratios": _ratios(None, *rows), "note": note}
-    asked = {"parts": ("alignment",), "probes": 16, "seed": seed, "quiet": options.quiet}
-    sensing = SenseOptions(model=("certify",), **asked)
-    try:
-        aligned = [sense(*named, lineup.data, sensing, out, limit=limit)["alignment"] for named in models]
-        if len({own["layer"].n_unique() for own in aligned}) > 1:
-            raise UserError("the models have different numbers of attention layers")
-        return summary | {"ratios": _ratios(layer_parts(*aligned), *rows)}
-    except UserError as error:
-        return summary | {"ratios": _ratios(None, *rows), "note": f"equation (6) is not evaluated: {error}"}
-
-
-def _ratios(layers: pl.DataFrame | None, own: pl.DataFrame, base: pl.DataFrame) -> list[dict[str, Any]]:
-    usable = [rows.filter(pl.col("margin") > 0, pl.col("lipschitz") > 0) for rows in (own, base)]
-    predicted = layers is not None
-    if layers is None:
-        layers = own.select("sample", layer=pl.lit(0), first=1.0, second=1.0, cross=0.0, base=1.0)
-    parts = radius_parts(layers, *usable).drop_nulls()
-    if parts.is_empty():
-        return []
-    ratios = radius_ratios(parts)
-    measured = pl.col("metric").is_in(["margin", "constant", "measured"])
-    return entries(ratios if predicted else ratios.filter(measured))
-
-
-def _means(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return means over the images; margin and radius of an image that is classified wrongly count as 0."""
-    names = ("margin", "lipschitz", "slope")
-    margin, constant, slope = (torch.tensor(rows[name].to_numpy()) for name in names)
-    margin = margin * torch.tensor((rows["prediction"] == rows["label"]).to_numpy())
-    values = {
-        "margin": margin,
-        "constant": constant,
-        "printed": estimated_radius(margin, constant, of="margin"),
-        "radius": estimated_radius(margin, constant, of="logits"),
-        "nearest": estimated_radius(margin, slope, of="margin"),
-    }
-    means = (jackknife(value.numpy()[:, None], lambda mean: mean[..., 0]) for value in values.values())
-    lines = entries(pl.DataFrame([asdict(as_size(mean)) for mean in means]))
-    return dict(zip(values, lines, strict=True))
-
-
-_ESTIMATED = {"margin": "margin m", "constant": "L of logits", "printed": "m / L", "radius": "m / (√2·L)"}
-_RATIOS = {"margin": "Δm", "constant": "L", "measured": "R", "corrected": "(6) corrected", "printed": "(6) printed"}
 _words = partial(text, "certify.txt")
 
 
@@ -323,18 +207,7 @@ class CertifyResult(Result):
         figure = curve_figure(self.frame("rows"), self.summary)
         plot = Plot("curve", figure, _words("caption"), beside=True)
         tables = [_certified(self.summary), *_differences(self.summary["comparisons"])]
-        sections = [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
-        if estimated := self.summary.get("estimated"):
-            words = " ".join([_words("estimated"), *self._notes()])
-            sections.append(Section("estimated", "Estimated radii", words, tables=_estimated(estimated)))
-        return sections
-
-    def console(self) -> list[Any]:
-        return [*super().console(), *map(Text, self._notes())]
-
-    def _notes(self) -> list[str]:
-        estimated = self.summary.get("estimated", {})
-        return [f"Note: {estimated['note']}."] if "note" in estimated else []
+        return [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
 
     def differences(self, other: Self) -> pl.DataFrame:
         mine, theirs = (
@@ -387,7 +260,7 @@ def _certified(summary: Mapping[str, Any]) -> Table:
     ]
     title = f"Certified accuracy at L2 radius, % of {models[0]['clean_accuracy']['n']:,} images"
     heads = {head: head for head in ("unsmoothed", "abstains", "mean R", *radii)}
-    frame, csv = _frame(rows), pl.DataFrame(numbers)
+    frame, csv = pl.DataFrame(rows, infer_schema_length=None), pl.DataFrame(numbers)
     return tabulate("certified", title, frame, ["model"], "head", _rate, heads, csv)
 
 
@@ -404,32 +277,4 @@ def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
         decided=pl.Series(decide([estimate_of(row) for row in comparisons])),
     )
     title = "Difference from the twin, points, by L2 radius; pale: not decided"
-    how = (["same images"], "radius", difference_field, "{:g}".format, frame)
-    return [tabulate("difference", title, shown, *how)]
-
-
-def _estimated(estimated: Mapping[str, Any]) -> list[Table]:
-    models = estimated["models"]
-    means = [{"model": model["name"], "quantity": name, **model[name]} for model in models for name in _ESTIMATED]
-    title = f"Estimated L2 radius, not certified, mean of {estimated['settings']['images']} images"
-    tables = [tabulate("estimated", title, _frame(means), ["model"], "quantity", _estimate, _ESTIMATED)]
-    if ratios := estimated.get("ratios"):
-        frame = _frame(ratios).rename({"metric": "quantity"})
-        frame = frame.select("layer", "quantity", "value", "low", "high")
-        title, down = " / ".join(model["name"] for model in models) + ", geometric means", "ratio of"
-        place = pl.lit("whole models")
-        if "printed" in frame["quantity"]:  # every layer predicts the R of the whole model
-            title, down = (f"{title}; equation (6) predicts R from the maps of one block", "(6) for the block at")
-            place = pl.format("depth {}", pl.col("layer") + 1)
-        frame = frame.with_columns(place.alias(down))
-        tables.append(tabulate("ratios", title, frame, [down], "quantity", _estimate, _RATIOS))
-    return tables
-
-
-def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def _estimate(row: Mapping[str, Any]) -> Field:
-    digits = 3 if row["value"] is None or abs(row["value"]) < 10 else 1
-    return estimate_field(row["value"], row["low"], row["high"], lambda end: number(end, digits))
+    return [tabulate("difference", title, shown, ["same images"], "radius", difference_field, "{:g}".format, frame)]

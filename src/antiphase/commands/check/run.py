@@ -108,12 +108,10 @@ class _Examination:
         variant = "DINT" if integral else "grouped" if ratio > 1 else "V1"
         if self.detection.lam is None and (ratio > 1 or not rescaled):
             variant = "gated" if ratio > 1 else "V2"
-        shared = f"{ratio} maps share a subtracted one"
-        text = shared if ratio > 1 else "pairs of maps that weigh the same values"
+        text = f"{ratio} maps share a subtracted one" if ratio > 1 else "pairs of maps that weigh the same values"
         findings = [Finding("pairing", "right", text), self.scale(), self.lambda_moves(learned)]
         if norm and variant in ("V2", "gated"):
-            text = f"it removes the size of the difference; {variant} has none"
-            findings.append(Finding("norm", "off", text))
+            findings.append(Finding("norm", "off", f"it removes the size of the difference; {variant} has none"))
         elif variant in ("V2", "gated"):
             findings.append(_of_norm(norm))
         elif early and not rescaled and not integral:
@@ -256,8 +254,7 @@ def _by_depth(value: float | None, index: int | None) -> Finding:
     if abs(value - depth_scheduled(index)) < 1e-4:
         return Finding("λ_init", "right", right)
     if abs(value - depth_scheduled(index + 1)) < 1e-4:
-        text = f"{value:.4g}, counted from 1; expected {right}, the first layer being 0"
-        return Finding("λ_init", "off", text)
+        return Finding("λ_init", "off", f"{value:.4g}, counted from 1; expected {right}, the first layer being 0")
     return Finding("λ_init", "right", f"{value:.4g}, not by depth")
 
 
@@ -440,8 +437,7 @@ def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iter
         args, kwargs = until(run, one.module, images)
         calls.append(make_call(one.name, one.module, args, kwargs, one.module(*args, **kwargs)))
     if not calls:
-        expected = "expected a module that computes softmax maps"
-        raise UserError(f"model {options.model}: has no attention; {expected}")
+        raise UserError(f"model {options.model}: has no attention; expected a module that computes softmax maps")
     order = [name for name, _ in module.named_modules()]
     yield from map(_in_view, sorted(calls, key=lambda call: order.index(call.name.partition("@")[0])))
 

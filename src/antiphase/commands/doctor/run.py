@@ -37,8 +37,7 @@ _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message 
 def answer(_: DoctorOptions, __: str) -> Answer:
     """Print what was found, and return it."""
     report = examine()
-    missing_one = "missing: uv sync, or pip install antiphase"
-    lines = {name: found or missing_one for name, found in report["versions"].items()}
+    lines = {name: found or "missing: uv sync, or pip install antiphase" for name, found in report["versions"].items()}
     lines |= {f"extra {name}": extra["fix"] or "installed" for name, extra in report["extras"].items()}
     lines |= {device["device"]: device["name"] for device in report["devices"]}
     lines |= {name: report[name]["fix"] or "ready" for name in ("kernels", "compile")}
@@ -59,9 +58,8 @@ def examine() -> dict[str, Any]:
         versions = _versions(extra)
         extras[extra] = _state(None if all(versions.values()) else f'pip install "antiphase[{extra}]"')
         extras[extra]["versions"] = versions
-    own = {"python": platform.python_version(), "antiphase": version("antiphase")}
     return {
-        "versions": own | _versions(None),
+        "versions": {"python": platform.python_version(), "antiphase": version("antiphase")} | _versions(None),
         "extras": extras,
         "devices": _devices(),
         "kernels": _state(missing() or _failure(library)),
@@ -103,8 +101,7 @@ def _devices() -> list[dict[str, Any]]:
     devices = [{"device": "cpu", "name": f"{name}, {torch.get_num_threads()} threads"}]
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        memory = f"{about.total_memory / 2**30:.1f} GiB"
-        devices.append({"device": f"cuda:{index}", "name": f"{about.name}, {memory}"})
+        devices.append({"device": f"cuda:{index}", "name": f"{about.name}, {about.total_memory / 2**30:.1f} GiB"})
     return devices + [{"device": "mps", "name": "Apple GPU"}] * torch.backends.mps.is_available()
 
 

@@ -156,8 +156,7 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
             sign = (of_pairs[0] in higher) - (of_pairs[0] in lower)
             if seeds > 1:
                 (sign,) = decide([figures.mean_line("", estimates, as_difference).estimate], seeds=seeds)
-            label = f"{heading(of_pairs[0])}, {of_pairs[0]['data']}"
-            rows.append((label, estimates, sign, where == place(quoted)))
+            rows.append((f"{heading(of_pairs[0])}, {of_pairs[0]['data']}", estimates, sign, where == place(quoted)))
     rates: dict[str, list[Number]] = {}
     for row in summary["results"]:
         if place(row) == place(quoted):
@@ -179,8 +178,7 @@ def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
 
 def _quoted(row: Number) -> str:
     number = points_interval(row["difference"], row["low"], row["high"])
-    where = f"{row['task']}, {heading(row)} on {row['data']}"
-    return f"{number} for {row['model']} in {where} (n = {row['n']:,})"
+    return f"{number} for {row['model']} in {row['task']}, {heading(row)} on {row['data']} (n = {row['n']:,})"
 
 
 def _task_table(task: str, results: Sequence[Number], groups: Sequence[figures.Family]) -> Table:

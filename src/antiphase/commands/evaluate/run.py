@@ -70,8 +70,7 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         raise UserError(f"--skip-bad: {', '.join(names)}: no labelled image files; leave it out")
     arrays = [isinstance(s.test, ImageSet) and not isinstance(s.test, FileImages) for s in sources]
     if options.resize and all(arrays):
-        why = f"{', '.join(names)}: no image files to resize; leave it out"
-        raise UserError(f"resize {options.resize}: {why}")
+        raise UserError(f"resize {options.resize}: {', '.join(names)}: no image files to resize; leave it out")
     if tasks is None:
         able = dict.fromkeys(task for source in sources for task in source.tasks())
         possible = [task for task in map(find_task, able) if any(fits(task, model) for model in loaded)]
@@ -260,8 +259,7 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
             if any(task in source.tasks() for source in data):
                 lack = "answer no questions in words" if find_task(task).answers else "encode no text"
                 why = f"the models {lack}"
-            named = f"task {task} ({find_task(task).summary})"
-            raise UserError(f"{named}: {why}; expected data and a model that can")
+            raise UserError(f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can")
     if not cells:
         expected = "expected training images or a model that encodes text, and for a vision-language model --data"
         why = f"the data serve no task of these models; {expected} pope, emoji-pope or captions"
@@ -311,8 +309,7 @@ def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, 
         defaults = {find_task(task).default_data for task in sets}
         data = named or (list(defaults) if len(defaults) == 1 else ["openmoji"])
     if odd := next((name for name in named if name not in data), None):
-        why = f"it is not among the data, {', '.join(data)}; name it with --data too"
-        raise UserError(f"task for {odd}: {why}")
+        raise UserError(f"task for {odd}: it is not among the data, {', '.join(data)}; name it with --data too")
     return sets or None, list(dict.fromkeys(data))
 
 

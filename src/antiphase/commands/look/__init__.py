@@ -15,8 +15,7 @@ class LookOptions(fields.Options):
     """Draw where a CLIP and its twin look in images for a text, side by side.
 
     Relevance after Chefer et al. (ICCV 2021), for any model whose image tower has a class token; differential
-    attention enters with its sign. With masks: the pointing game and the mask average precision, which need no
-    threshold.
+    attention enters with its sign.
 
     **Examples**
 
@@ -24,7 +23,7 @@ class LookOptions(fields.Options):
 
     antiphase look diffclip:checkpoint.pt#lambda_init=0.8 photo.jpg --text dog --method attention,positive,negative
 
-    antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --mask a-dog.png --mask b-dog.png --out dogs.pdf
+    antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --out dogs.pdf
     """
 
     model: fields.Model = Field(
@@ -46,8 +45,6 @@ class LookOptions(fields.Options):
     scale: Literal["shared", "each"] = "shared"
     """Colours: shared by all maps of a method, to compare models, images and texts; or each map up to its own largest
     value, to see where it is."""
-    mask: Files = ()
-    """Image with the object in white, to measure the maps against; repeat, once per IMAGE."""
     prompt: fields.Unicode = "a photo of {}"
     """Sentence around the text, with {} in the place of the text."""
     out: Path = Path("look.png")

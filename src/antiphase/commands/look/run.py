@@ -1,4 +1,4 @@
-"""Maps of where models look in images for texts: computed, measured against masks, drawn and compared."""
+"""Maps of where models look in images for texts: computed, drawn and compared."""
 
 import io
 import itertools
@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 import polars as pl
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
@@ -29,20 +29,17 @@ from antiphase.commands.look import LookOptions
 from antiphase.commands.result import Result, in_files, listed
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import enlarge, localise
+from antiphase.evaluation.localisation import enlarge
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.report.figure import STYLE, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
-from antiphase.report.table import Field, Table, estimate_field
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
-from antiphase.statistics.intervals import Estimate, clipped, jackknife, proportion
 from antiphase.terminal import console, progress_bar, say
 
 _AT_ONCE = 8  # images through a model; affects no map
 _NO_IMAGE = "give the file of an image, such as a PNG or a JPEG"
 _SHOWN = 384  # pixels a side of the image that is drawn
-_PLACE = ["method", "image", "text"]
 _READING = (
     "Each row is an image and a text, each column a model; colour shows where its map is large. Relevance is for the "
     "text, after Chefer et al. (ICCV 2021); attention is of the class token to the patches."
@@ -58,39 +55,30 @@ class LookResult(Result):
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Models, images, texts, maps and metrics."""
+        """Models, images, texts and maps."""
         return self.read_json("maps.json")
 
     def headlines(self) -> list[Headline]:
-        """Say how often maps of the first method point at the object, or how alike those of two models are."""
+        """Say how alike the maps of two models by the first method are."""
         rows, texts = self.frame(), ", ".join(self.summary["texts"][:3])
         blocks = rows.filter(method=rows["method"][0]).partition_by("model", maintain_order=True)[:2]
         names = [shortened(block["model"][0], 18) for block in blocks]
         what, count = METHODS[rows["method"][0]].label, len(self.summary["images"])
         title = f"{what} of {listed(self.summary['models'])}, for {texts}"
-        if "pointing_game" in rows.columns:
-            hits = [f"{block['pointing_game'].sum()} of {len(block)} maps" for block in blocks]
-            sides = (f"{hit} of {name}" for hit, name in zip(hits, names, strict=True))
-            title = f"{what} is highest on the object in {' and '.join(sides)}"
-        elif len(blocks) > 1:
+        if len(blocks) > 1:
             maps = (block["map"].to_list() for block in blocks)
             alike = [_correlation(*pair) for pair in zip(*maps, strict=True)]
             title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
     def sections(self) -> list[Section]:
-        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")], tables=self.all_tables())]
-
-    def all_tables(self) -> list[Table]:
-        metrics = self.summary["metrics"]
-        return [_mask_table(pl.DataFrame(metrics))] if metrics else []
+        return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")])]
 
     def figure(self) -> Figure:
-        """Draw the maps: methods under their names in words, objects as outlines."""
+        """Draw the maps, with methods under their names in words."""
         texts = self.summary["texts"]
         with np.load(io.BytesIO(self.files["shown.npz"])) as arrays:
             images = [arrays[name].astype(np.float64) / 255 for name in arrays if name.startswith("image")]
-            masks = [arrays[name] for name in arrays if name.startswith("mask")]
         maps: dict[tuple[str, str], list[Any]] = {}
         for row in self.summary["maps"]:
             maps.setdefault((row["model"], row["method"]), []).append(row["map"])
@@ -103,7 +91,7 @@ class LookResult(Result):
         blind = [METHODS[name].label for name in self.summary["methods"] if not METHODS[name].asks]
         note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
         own_scales = self.summary.get("scale") == "each"
-        return look_figure(images, texts, columns, masks=masks or None, note=note, own_scales=own_scales)
+        return look_figure(images, texts, columns, note=note, own_scales=own_scales)
 
     def write(self, path: Path) -> Path:
         """Write the figure, and the maps and a page next to it, all or none, and return the path of the page."""
@@ -139,15 +127,10 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     for spec, model in zip(specs, loaded, strict=True):
         if not is_dual_encoder(model):
             raise UserError(f"{spec}: look needs a CLIP, a model with encode_image and encode_text")
-    squashed = {model.square.squash for model in loaded}
-    if options.mask and len(squashed) > 1:
-        raise UserError("mask: some of the models see whole images, some their centre; give --resize crop")
-    parts = zip(options.mask, images, pictures, strict=False)
-    masks = [_read_mask(*part, whole=squashed == {True}) for part in parts]
     models = dict(zip(short_names([model.card for model in loaded]), loaded, strict=True))
     prompts = [options.prompt.replace("{}", text) for text in texts]
     layer = -1 if options.layer is None else options.layer
-    maps, metrics, left_out = [], [], []
+    maps, left_out = [], []
     with progress_bar("maps", len(methods) * len(models), not options.quiet) as advance:
         for method, (name, model) in itertools.product(methods, models.items()):
             about = {"model": name, "method": method}
@@ -162,10 +145,6 @@ def look(options: LookOptions, command: str = "") -> LookResult:
                 place = about | {"image": image, "text": text}
                 values = of_text[image]
                 maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in values]})
-                if masks:
-                    hit, precision = localise(values, masks[image])
-                    precision = float(f"{precision:.6g}")
-                    metrics.append(place | {"pointing_game": hit, "average_precision": precision})
     if not maps:
         raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
     about = ("spec", "attention", "seed")
@@ -181,14 +160,10 @@ def look(options: LookOptions, command: str = "") -> LookResult:
         "scale": options.scale,
         "left_out": left_out,
         "maps": maps,
-        "metrics": metrics,
     }
     square = loaded[0].square.at(_SHOWN)  # the same part of the image in view, at another size
     arrays = {f"image{at}": square(picture).permute(1, 2, 0).numpy() for at, picture in enumerate(pictures)}
-    arrays |= {f"mask{at}": mask for at, mask in enumerate(masks)}
     rows = pl.DataFrame(maps, infer_schema_length=None)
-    if metrics:
-        rows = rows.join(pl.DataFrame(metrics), on=["model", *_PLACE], maintain_order="left")
     shown = io.BytesIO()
     np.savez_compressed(shown, **arrays)
     first, *more = (path.name for path in images)
@@ -214,7 +189,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
 def _check(options: LookOptions) -> None:
     check_suffix(options.out)
     check_rows(len(options.images), len(options.text))
-    if options.out.resolve() in [path.resolve() for path in (*options.images, *options.mask)]:
+    if options.out.resolve() in [path.resolve() for path in options.images]:
         raise UserError(f"{options.out}: is one of the images; expected another file for the figure")
     for text in options.text:
         if not text.strip():
@@ -227,27 +202,6 @@ def _check(options: LookOptions) -> None:
     if options.layer is not None and all(METHODS[method].asks for method in options.method):
         why = "only attention, positive and negative are of one layer; add a --method"
         raise UserError(f"layer {options.layer}: {why}")
-    if options.mask and len(options.mask) != len(options.images):
-        counts = f"{len(options.mask)} masks for {len(options.images)} images"
-        raise UserError(f"{counts}: expected one each, in their order")
-
-
-def _read_mask(path: Path, image: Path, picture: Tensor, whole: bool) -> np.ndarray:
-    """Return the object in the centre square of an image, or in all of it, as a model is shown it."""
-    mask = decode_whole(path, fix=_NO_IMAGE)
-    if mask.shape != picture.shape:
-        have, want = tuple(mask.shape[:0:-1]), tuple(picture.shape[:0:-1])
-        raise UserError(f"mask {path}: {have} pixels, but {image} has {want}; expected the same")
-    height, width = mask.shape[1:]
-    side = min(height, width)
-    rows, columns = (
-        slice(0, edge) if whole else slice((edge - side) // 2, (edge + side) // 2) for edge in (height, width)
-    )
-    seen = (mask[:, rows, columns].float().mean(0) > 127).numpy()
-    if not seen.any():
-        where = "it" if whole else "its centre square"
-        raise UserError(f"mask {path}: nothing white in {where}; expected the object in white")
-    return seen
 
 
 def _maps(
@@ -267,26 +221,6 @@ def _correlation(*maps: Any) -> float:
     one, two = (values - values.mean() for values in (enlarge(np.array(each), side, side) for each in maps))
     norm = float(np.sqrt((one**2).sum() * (two**2).sum()))
     return float((one * two).sum()) / norm if norm else math.nan
-
-
-def _mean(values: pl.Series) -> Estimate:
-    return jackknife(values.to_numpy()[:, None], lambda means: means[..., 0])
-
-
-def _mask_table(metrics: pl.DataFrame) -> Table:
-    """Tabulate the rates over the images: a line for each model, method and text."""
-    rows = []
-    for key, block in metrics.group_by("model", "method", "text", maintain_order=True):
-        hits = proportion(int(block["pointing_game"].sum()), len(block))
-        mean = _mean(block["average_precision"])
-        mean = clipped(mean, 0.0, 1.0) if np.isfinite(mean.high) else mean
-        rates = (estimate_field(rate.value, rate.low, rate.high, "{:.2f}".format) for rate in (hits, mean))
-        model, *words = map(str, key)
-        words = [Field(word, kind="word") for word in words]
-        rows.append((Field(model, kind="name"), *words, Field(str(len(block))), *rates))
-    columns = ("model", "method", "text", "images", "pointing game", "average precision")
-    title = "Maps against masks, 95 % intervals over the images"
-    return Table("masks", title, columns, tuple(rows), metrics.write_csv())
 
 
 MOST_ROWS = 60  # viewers fail to open taller images
@@ -311,7 +245,6 @@ def look_figure(
     texts: Sequence[str],
     columns: Sequence[MapColumn],
     *,
-    masks: Sequence[Bool[np.ndarray, "height width"]] | None = None,
     note: str = "",
     own_scales: bool = False,
 ) -> Figure:
@@ -321,7 +254,7 @@ def look_figure(
     and texts can be compared; with ``own_scales`` the scale of each map ends at its own. Each map is enlarged
     bilinearly and laid over the image, more opaque the larger its absolute value: where the map is 0 the image alone is
     visible. Maps of one sign go from yellow to red, signed maps from blue (negative) to red. The largest absolute value
-    of each map is printed below it. Masks, one per image, are drawn as outlines; the note is a sentence for the footer.
+    of each map is printed below it; the note is a sentence for the footer.
     """
     check_rows(len(images), len(texts))
     methods = list(dict.fromkeys(column.method for column in columns))
@@ -357,10 +290,6 @@ def look_figure(
                 axes.imshow(pixels, interpolation="nearest", extent=(0, 1, 0, 1))
                 axes.set(xticks=[], yticks=[])
                 axes.spines[:].set(linewidth=0.6, color="#c4c4c0")
-                if masks is not None and not masks[image].all():
-                    across, down = ((np.arange(side) + 0.5) / side for side in masks[image].shape[::-1])
-                    outline = masks[image].astype(float)
-                    axes.contour(across, 1 - down, outline, levels=[0.5], colors="#0b6e4f", linewidths=0.6)
             label = _shortened(texts[text], 13, 6)
             place: Any = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 8}
             cells[0].set_ylabel(label, fontsize=10, **place, **plain)

@@ -81,8 +81,7 @@ def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str
         eps, metrics = pl.col("eps").map_elements(eps_label, pl.String), ["gain", "lipschitz", "alpha"]
         site, layer = pl.format("depth, {}, ε = {}", "perturbation", eps), pl.col("stage") - 1
         values = rows.select("model", "sample", *metrics, layer=layer, site=site)
-        index = ["model", "sample", "layer", "site"]
-        values = values.unpivot(metrics, index=index, variable_name="metric")
+        values = values.unpivot(metrics, index=["model", "sample", "layer", "site"], variable_name="metric")
     keys, parts = ["site", "layer", "metric"], []
     for pair in pairs:
         mine, theirs = (values.filter(model=name) for name in pair)
@@ -173,9 +172,8 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
     panels = [_axis(f"L by {panel}", maps, name, groups, log=True) for panel, name in shown]
     figure = _layer_figure([panels[start : start + 2] for start in range(0, len(panels), 2)], groups)
     heads = {estimator.name: estimator.name for estimator in measured}
-    title = "Each layer’s combined map, root mean square over heads"
     tables = [
-        _table("lipschitz-map", title, maps, heads, groups),
+        _table("lipschitz-map", "Each layer’s combined map, root mean square over heads", maps, heads, groups),
         _table("lipschitz-logits", "The logits", logits, heads, groups, place=None),
     ]
     numbers = {
@@ -187,8 +185,7 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
 
 
 def _depth(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
-    keys = ["model", "perturbation", "eps", "stage"]
-    means = sensitivity.means(rows, keys, ["gain", "lipschitz", "alpha"])
+    means = sensitivity.means(rows, ["model", "perturbation", "eps", "stage"], ["gain", "lipschitz", "alpha"])
     frame = pl.concat([means, sensitivity.cancellation(rows)])
     largest = frame["eps"].max()
     shown = frame.filter(eps=largest).with_columns(layer=pl.col("stage") - 1)

@@ -109,8 +109,7 @@ def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]
         summary["lipschitz"] = entries(sensitivity.means(rows["lipschitz"], keys, ["value"]))
     if "depth" in rows:
         keys = ["model", "perturbation", "eps", "stage"]
-        columns = ["length", "gain", "lipschitz", "alpha"]
-        summary["depth"] = entries(sensitivity.means(rows["depth"], keys, columns))
+        summary["depth"] = entries(sensitivity.means(rows["depth"], keys, ["length", "gain", "lipschitz", "alpha"]))
         summary["cancellation"] = entries(sensitivity.cancellation(rows["depth"]))
     return summary
 

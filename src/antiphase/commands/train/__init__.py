@@ -195,8 +195,7 @@ class TrainOptions(TrainingOptions):
             except ValueError:
                 equals = ""
             if not equals:
-                example = f"{next(iter(DEFENCES))}=1"
-                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {example}")
+                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1")
         if len(strengths) < len(self.defend):
             raise UserError(f"defend {','.join(self.defend)}: expected each name once")
         return strengths
@@ -269,8 +268,7 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
-        sizes = ("variant", "lambda_init", "dim", "depth", "image_size")
-        given = [*self.chosen(*sizes), *["init"] * self.typed("init")]
+        given = [*self.chosen("variant", "lambda_init", "dim", "depth", "image_size"), *["init"] * self.typed("init")]
         if self.from_run is not None and given:
             raise UserError(f"{given[0]}: is that of {self.from_run}, which --from names; leave it out")
         if self.variant is not None or self.lambda_init is not None:
@@ -281,8 +279,7 @@ class TrainClipOptions(PresetOptions):
                 raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
             if self.lambda_init is not None and schedule != "constant":
                 why = f"a {self.model} has {'no λ' if schedule is None else 'λ_init by depth'}"
-                fix = "leave out --lambda-init or train a diffclip"
-                raise UserError(f"lambda_init {self.lambda_init:g}: {why}; {fix}")
+                raise UserError(f"lambda_init {self.lambda_init:g}: {why}; leave out --lambda-init or train a diffclip")
         return self
 
 

@@ -102,8 +102,7 @@ def _verified(options: VerifyOptions) -> Verification:
         repeated = _repeated(card, options, options.out or Path(temporary, "run"))
         if reason := _other_inputs(card, *fingerprints(repeated)):
             return Verification(card, card.name, reason)
-        typed = f"antiphase verify {options.card}"
-        again = card_of_run(find_command(kind).measure(repeated, typed, stored=stored))
+        again = card_of_run(find_command(kind).measure(repeated, f"antiphase verify {options.card}", stored=stored))
     assert again is not None
     one, two = (dict(_numbers(made.content())) for made in (card, again))
     differences = tuple(
@@ -146,8 +145,7 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
     repeated, name = kind.from_file(card.options, **here), f"card {shown(str(options.card))}"
     for spec in (*repeated.model, *repeated.against, repeated.data or ""):
         if spec.strip().startswith(PREFIX):
-            expected = "expected models and data given by name"
-            raise UserError(f"{name}: {spec} was an object of a Python session; {expected}")
+            raise UserError(f"{name}: {spec} was an object of a Python session; expected models and data given by name")
     if repeated.questions:
         raise UserError(f"{name}: its options are of questions, which have no card")
     check_code(repeated, options.run_code, name)

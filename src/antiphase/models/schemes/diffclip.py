@@ -181,8 +181,7 @@ def _diffclip(wanted: Wanted) -> nn.Module:
     path = local_checkpoint(name)
     if path is None:
         fix = "give a path, or download it on a machine with network access"
-        what = f"diffclip:{name}: not a local file, and not available from the hub"
-        with downloading(what, fix), offline_at_once():
+        with downloading(f"diffclip:{name}: not a local file, and not available from the hub", fix), offline_at_once():
             path = Path(hf_hub_download(name, RELEASED_FILE))
     state, config = read_released(path), stored_config(path)
     if config is not None and lambda_init is not None:

@@ -351,8 +351,7 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
         if not exists and isinstance(error, OSError):
             return None
         fix = f"expected an image processor of transformers {transformers.__version__}"
-        why = f"cannot be used ({first_line(error)})"
-        raise UserError(f"{spec}: preprocessor_config.json {why}; {fix}") from None
+        raise UserError(f"{spec}: preprocessor_config.json cannot be used ({first_line(error)}); {fix}") from None
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Any, final
 import polars as pl
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import add_attack, find_spec, settings_of
 from antiphase.attacks.engine.oracle import Oracle
@@ -15,10 +17,12 @@ from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import AGAIN, measure
-from antiphase.commands.certify.run import measure_radii
 from antiphase.commands.sense import SenseOptions
-from antiphase.commands.sense.run import BATCH_SIZE, sense
+from antiphase.commands.sense.run import ABOUT_SCHEMA, Part, Rows, rows_of, sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
+from antiphase.sensitivity.layers import eager_attention
+from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
+from antiphase.sensitivity.theory import margins as margins_to
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.spec import Lab
 from antiphase.studies.store import WORK_FOLDER
@@ -151,6 +155,34 @@ class Margin(Measurement):
         return about.hstack(pl.concat(frames)).with_columns(pl.col(pl.Float64).fill_nan(None))
 
 
+_RADIUS_SCHEMA = ABOUT_SCHEMA | dict.fromkeys(("sample", "prediction"), pl.Int64)
+_RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
+"""``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
+
+
+def margin_slopes(
+    model: nn.Module, images: Float[Tensor, "batch *shape"]
+) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass."""
+    with eager_attention():
+        linear = Linearisation(model, images)
+        with torch.enable_grad():
+            prediction = linear.y.argmax(1)
+            margin = margins_to(linear.y, prediction)
+            (cotangent,) = torch.autograd.grad(margin.sum(), linear.y, retain_graph=True)
+        return prediction, margin.detach(), linear.vjp(cotangent).flatten(1).norm(dim=1)
+
+
+def _radius_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
+    columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
+    columns |= {"lipschitz": constant}
+    yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
+
+
+RADIUS = Part("radius", _RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, _radius_rows)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Radius(Measurement):
@@ -163,9 +195,12 @@ class Radius(Measurement):
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = self.ready(lab, self.limit)
-        how = {"steps": self.steps, "seed": self.seed, "process": lab.process, "progress": lab.progress}
-        out, size = folder / WORK_FOLDER, lab.batch_size or BATCH_SIZE
-        return measure_radii(self.model.label, model, images, out, batch_size=size, **how)
+        how = {"steps": self.steps, "seed": self.seed, "batch_size": lab.batch_size}
+        options = SenseOptions.from_file(how, model=("study",), quiet=not lab.progress)
+        told = (self.model.label, model, images, options, folder / WORK_FOLDER)
+        rows = sense(*told, process=lab.process, parts=[RADIUS])["radius"]
+        labels = pl.DataFrame({"sample": images.ids.numpy(), "label": images.labels.numpy()})
+        return rows.join(labels, on="sample", maintain_order="left")
 
 
 _RENAMED = {"eps": "radius", "travel": "eps"}
@@ -191,8 +226,7 @@ class Sense(Measurement):
     def options(self) -> SenseOptions:
         # stored cells have other names for two of them
         settings = {_RENAMED.get(name, name): value for name, value in self.settings.items()}
-        stored = {"lipschitz_limit": self.limit, **settings}
-        return SenseOptions.from_file(stored, model=("study",), parts=(self.part,))
+        return SenseOptions.from_file({"lipschitz_limit": self.limit, **settings}, model=("study",), parts=(self.part,))
 
     def facts(self) -> Iterator[tuple[str, Any]]:
         options = self.options()

@@ -87,7 +87,7 @@ def models(profile: Profile) -> list[Given | Own]:
             spec = f"timm:{weights}" + (f"@{file}" if file.is_file() and not smoke else "")
             found.append(replace(given(spec, series, note=note * (series == name)), random_weights=smoke))
     if not smoke:
-        return [*found, *released(profile)]
+        return [*found, *released()]
     small = {"image_shape": (3, 64, 64), "num_classes": 10}
     return [*found, Own(build=_diffclip, series="DiffCLIP", **small), Own(build=_clip, series="CLIP", **small)]
 

@@ -92,8 +92,7 @@ class Paper:
                     joined[claim.name] = replace(claim, checks=[*before, *some])
             return list(joined.values())
 
-        about = (words["label"], words["title"], words["text"])
-        return Study(name, self.name, *about, cells, draw, claims, settings)
+        return Study(name, self.name, words["label"], words["title"], words["text"], cells, draw, claims, settings)
 
     def plot(
         self,

@@ -134,12 +134,6 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
         write_text(path, f"{figures.for_both_schemes(figures.text_svg(draw()))}{mark}\n")
 
 
-def replace_claims(results: Sequence[Result], into: Path) -> None:
-    """Put the claims into a Markdown file between two marks."""
-    folder = into.stem if into.with_suffix("").is_dir() else ""
-    replace_marked(into, "claims", summary(results, "claims.md", folder))
-
-
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
     """Put the answers in short, and their picture from another folder, into a Markdown file between two marks."""
     folder = os.path.relpath(pictures, into.parent)

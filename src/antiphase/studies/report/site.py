@@ -37,7 +37,7 @@ from antiphase.studies.spec import ProfileName
 from antiphase.terminal import duration
 
 _CHOICE = "study.json"
-_CHOSEN = {"names", "profile", "seeds", "models", "baseline"}
+_CHOSEN = {"names", "profile", "seeds", "models"}
 _HALF = 6  # inches; wider figures get the full width of the page
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 

@@ -173,8 +173,7 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
         )
         for result, page in zip(results, pages, strict=True)
     ]
-    columns = ("study", "paper", "claims", "cells", "profile", "seeds")
-    return Sheet("studies", "Studies", columns, tuple(rows), "")
+    return Sheet("studies", "Studies", ("study", "paper", "claims", "cells", "profile", "seeds"), tuple(rows), "")
 
 
 def claims_csv(results: Sequence[Result]) -> str:
@@ -191,8 +190,8 @@ def plain_claims(result: Result) -> dict[str, Any]:
         checks = _check_frame([(result, claim)]).drop(_ABOUT).rename({"check": "what"})
         plain.append(own | {"checks": json.loads(checks.write_json())})
     about = {"study": result.name, "paper": result.paper, "profile": result.profile}
-    cells = {"done": result.done, "cells": result.total}
-    return about | {"seeds": list(result.seeds)} | cells | {"claims": plain}
+    counts = {"seeds": list(result.seeds), "done": result.done, "cells": result.total}
+    return about | counts | {"claims": plain}
 
 
 def _check_frame(claims: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 With ``--models`` trained checkpoints are measured in place of trainings, such as the authors' pair from the hub
 (``--models released``). Their checkpoints do not hold λ_init: .8 is assumed, as Section 4.1 says. The repository of
-their baseline is not verified: its name is inferred from that of DiffCLIP. ``--baseline FILE`` replaces it.
+their CLIP is not verified: its name is inferred from that of DiffCLIP. A file of it is named in ``--models``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -125,25 +125,20 @@ clip_study = partial(PAPER.study, settings=settings)
 PAIR = ("diffclip:hammh0a/CLIP_ViTB16_CC12M", "diffclip:hammh0a/DiffCLIP_ViTB16_CC12M#lambda_init=0.8")
 """The authors' CLIP and DiffCLIP on the hub, ViT-B/16 trained on CC12M."""
 
-_UNVERIFIED = "its name on the hub is inferred and unverified; --baseline FILE replaces it"
+_UNVERIFIED = "its name on the hub is inferred and unverified; --models takes a file of it"
 _ASSUMED = "λ_init is assumed, the checkpoint does not hold it"
 
 
-def released(profile: Profile) -> list[Given]:
-    """Return the authors' CLIP, or the baseline that was given in its place, and their DiffCLIP."""
-    if profile.baseline is None:
-        return [_model(PAIR[0], 0, _UNVERIFIED), _model(PAIR[1], 0)]
-    clip = _model(profile.baseline, 0, series=find_clip("clip").label)
-    if clip.factors().get("lambda_init") is not None:
-        raise UserError(f"baseline {profile.baseline}: has differential attention; expected a standard CLIP")
-    return [clip, _model(PAIR[1], 0)]
+def released() -> list[Given]:
+    """Return the authors' CLIP and their DiffCLIP."""
+    return [_model(PAIR[0], 0, _UNVERIFIED), _model(PAIR[1], 0)]
 
 
 def given_models(profile: Profile) -> list[Given]:
     """Return the models of ``--models``; several of one kind and training set are its training seeds."""
     found: list[Given] = []
     for spec in profile.models:
-        several = released(profile) if spec == RELEASED else [_model(spec, 0)]
+        several = released() if spec == RELEASED else [_model(spec, 0)]
         for one in several:
             kind = (one.series, one.factors()["trained_on"])
             seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in found)
@@ -161,13 +156,13 @@ def models_in_words(models: Sequence[Given]) -> str:
     return "; ".join(parts)
 
 
-def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> Given:
+def _model(spec: str, seed: int, note: str = "") -> Given:
     kind, _, name = spec.partition(":")
     if kind == "open_clip":
         base, _, tag = name.partition("/")
-        return given(spec, series or base, seed, note, trained_on=tag)
+        return given(spec, base, seed, note, trained_on=tag)
     if kind != "diffclip":
-        return _run(Path(spec).expanduser(), spec, seed, series)
+        return _run(Path(spec).expanduser(), spec, seed)
     path, _, setting = name.partition("#")
     lambda_init = read_lambda_init(spec, setting) if setting else None
     by_depth = lambda_init == "depth"
@@ -181,7 +176,7 @@ def _model(spec: str, seed: int, note: str = "", series: str | None = None) -> G
         facts["lambda_init"] = 0.8 if by_depth else lambda_init
         facts["lambda_schedule"] = "depth" if by_depth else "constant"
         note = _ASSUMED
-    return given(spec, series or _series(towers, by_depth), seed, note, **facts)
+    return given(spec, _series(towers, by_depth), seed, note, **facts)
 
 
 def _series(towers: tuple[bool, bool], by_depth: bool) -> str:
@@ -190,7 +185,7 @@ def _series(towers: tuple[bool, bool], by_depth: bool) -> str:
     return find_clip(names.get(towers, both)).label
 
 
-def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
+def _run(folder: Path, spec: str, seed: int) -> Given:
     """Return a run of ``antiphase train-clip``, whose recipe says what it is and what it was trained on."""
     recipe = read_recipe(folder)
     if recipe.get("kind") != "clip":
@@ -202,7 +197,7 @@ def _run(folder: Path, spec: str, seed: int, series: str | None) -> Given:
         tower = config.vision if towers[0] else config.text
         facts |= tower.model_dump(include={"lambda_init", "lambda_schedule"})
     by_depth = facts.get("lambda_schedule") == "depth"
-    return given(spec, series or _series(towers, by_depth), seed, **facts)
+    return given(spec, _series(towers, by_depth), seed, **facts)
 
 
 def _differential(config: ClipConfig) -> tuple[bool, bool]:

@@ -118,7 +118,7 @@ def _pairs(profile: Profile) -> list[TrainClip | Given | Untrained]:
     """Return the trained models, and as many with the weights they start from; those of given ones are not known."""
     sizes = bench(profile)
     trainings = [sizes.train("diffclip", seed) for seed in profile.seeds_or(sizes.seeds)]
-    given = sizes.given or (released(profile) if profile.name == "paper" else ())
+    given = sizes.given or (released() if profile.name == "paper" else ())
     differential = [one for one in given if one.factors().get("lambda_init") is not None]
     if sizes.given:
         return [*differential]

@@ -155,7 +155,7 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
         return list(chosen if differential else sizes.given)
     if profile.name == "paper":
         labels = {find_clip(variant).label for variant in variants}
-        return [one for one in released(profile) if one.series in labels]
+        return [one for one in released() if one.series in labels]
     return diffclip.models(profile, variants, [sizes.main])
 
 

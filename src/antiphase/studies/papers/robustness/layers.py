@@ -185,12 +185,11 @@ def _sensitivity_checks(rows: RowsByTable) -> Checks:
     larger = partial(apart, layers, "quantity", value=VALUE, depth=depths)
     fall = f"fitted fall of what is left over log2 depth, {depths[0]} to {depths[-1]}"
     gradients = "ln(‖J_DA‖ / ‖J_base‖)"
-    lipschitz = f"{gradients} − ln(L_DA / L_base), power iteration"
     return {
         "gradient-above-vit": over_zero(RATIO, gradients),
         "angle-amplifies": over_zero(PARTS[2], "the angle's part"),
         "angle-before-size": larger(PARTS[2], PARTS[1], what="the angle's part − the part of A2's size"),
-        "lemma-2": larger(RATIO, "power iteration", what=lipschitz),
+        "lemma-2": larger(RATIO, "power iteration", what=f"{gradients} − ln(L_DA / L_base), power iteration"),
         "subtraction-cancels": [
             check for name in moves for check in over_zero(name, f"1 − cancellation, {name}", 1.0 - VALUE)
         ],

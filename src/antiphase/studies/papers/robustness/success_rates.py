@@ -47,8 +47,7 @@ def draw_rates(
     label, column, scale = _AXES[by]
     title = f"{attack.partition(' ')[0]}, {{data}}"
     drawn = panels(rates, title, by, (label, RATE), paper=paper, percent=True, scale=scale)
-    title = f"ASR under {attack}, {{data}}"
-    shown = tables(rates, title, f"{prefix}-{{data}}", "series", column, paper=paper)
+    shown = tables(rates, f"ASR under {attack}, {{data}}", f"{prefix}-{{data}}", "series", column, paper=paper)
     if prefix.endswith("clip"):
         clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
         shown += tables(clean, "Clean accuracy, zero-shot", "accuracy-clip", "series", "data")
@@ -186,17 +185,14 @@ def _asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
 def _draw_by_depth(attacks: pl.DataFrame) -> Artefact:
     rates = estimates(attacks, ["data", "depth", "series", "eps"], ASR).sort("depth", maintain_order=True)
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")
-    title = "ASR under PGD with depth {depth}, {data}"
-    listed = tables(rates, title, "asr-{data}-{depth}", "series", IN_255THS)
+    listed = tables(rates, "ASR under PGD with depth {depth}, {data}", "asr-{data}-{depth}", "series", IN_255THS)
     over_depth = _draw_asr(attacks, "figure-3a", "PGD")
-    plots = [PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots]
-    return Artefact(plots, [*listed, *over_depth.tables])
+    return Artefact([PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots], [*listed, *over_depth.tables])
 
 
 def _depth_checks(attacks: pl.DataFrame) -> Checks:
     depths = sorted(attacks["depth"].unique())
-    ends = f"{depths[0]} to {depths[-1]}"
-    words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {ends}, mean over ε"
+    words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, mean over ε"
     fall = trend(gaps(attacks), "depth", {}, -pl.col("value"), scale="log2")
     by_depth = [on_average(attacks, "DiffViT", than="ViT", eps=EPS, depth=depth)[0] for depth in depths]
     return {"fragile-at-each-depth": by_depth, "gap-falls-with-depth": [Check(words, fall)]}
@@ -269,8 +265,7 @@ def _distance_checks(rows: RowsByTable) -> Checks:
     def rises(among: Sequence[int]) -> list[Check]:
         some = attacks.filter(pl.col("depth").is_in(among))
         rise = trend(some, "depth", {"series": "DiffViT"}, pl.col("reach"), scale="log2")
-        words = f"fitted rise of mean L2(DiffViT) over log2 depth, {among[0]} to {among[-1]}"
-        return [Check(words, rise, "")]
+        return [Check(f"fitted rise of mean L2(DiffViT) over log2 depth, {among[0]} to {among[-1]}", rise, "")]
 
     deeper = depths[1:] if len(depths) > 2 else depths
     return {"cw-needs-more-when-deep": rises(depths), "cw-needs-more-at-each-depth": rises(deeper)}

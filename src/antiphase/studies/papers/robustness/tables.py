@@ -135,8 +135,7 @@ def _draw_adversarial(rows: RowsByTable) -> Artefact:
     row = pl.format("{}, {}", "series", _by_training("natural", "adversarial ε = "))
     title, paper = "Accuracy and ASR after adversarial training", PRINTED["table-3"]
     curves = asr.with_columns(model="series", series=_by_training("natural", "trained at "))
-    labels = ("ε of the attack", "attack success rate")
-    drawn = panels(curves, "{model}", "eps", labels, scale="eps", percent=True)
+    drawn = panels(curves, "{model}", "eps", ("ε of the attack", "attack success rate"), scale="eps", percent=True)
     listed = figures.tables(both, title, "table-3", row, "column", paper=paper)
     return Artefact([PAPER.plot("table-3", drawn)], listed)
 

@@ -246,8 +246,7 @@ def _draw_radii(rows: RowsByTable) -> Artefact:
     listed += tables(refuted, title, "theory-radius-refuted-{data}", row, "radius")
     last = means.filter(pl.col("layer") == pl.col("depth") - 1)
     last = last.filter(pl.col("quantity").is_in([MEASURED, CORRECTED, PRINTED]))
-    labels = ("depth", "R(DiffViT) / R(ViT)")
-    drawn = panels(last.with_columns(series="quantity"), "{data}", "depth", labels, level=1.0)
+    drawn = panels(last.with_columns(series="quantity"), "{data}", "depth", ("depth", "R(DiffViT) / R(ViT)"), level=1.0)
     return Artefact([PAPER.plot("theory-radius", drawn)], listed)
 
 
