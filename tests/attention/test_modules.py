@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from antiphase.attention import AttentionMaps, DifferentialAttention, SoftmaxAttention
+from antiphase.errors import UserError
 from antiphase.registry import LAMBDAS
 from tests.reference import attention as reference
 
@@ -188,3 +189,37 @@ def test_an_unknown_parameterisation_is_refused():
 def test_an_unknown_backend_is_refused(tokens, make):
     with pytest.raises(ValueError, match="backend 'flash'"):
         make(DIM, HEADS, backend="flash").double()(tokens(1, TOKENS, DIM))
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2", "grouped", "gated", "dint"])
+def test_a_temperature_divides_the_scores_of_the_second_map_alone(tokens, redraw, variant):
+    plain = redraw(DifferentialAttention(DIM, HEADS, variant=variant).double())
+    warm = DifferentialAttention(DIM, HEADS, variant=variant, temperature=2.5).double()
+    warm.load_state_dict(plain.state_dict())
+    x = tokens(2, TOKENS, DIM)
+    before, after = plain.maps(x), warm.maps(x)
+    mean = before.positive.mean(2, keepdim=True) if variant == "dint" else 0.0  # of DINT's negative map
+    flattened = (before.negative + mean) ** (1 / 2.5)  # softmax(s/τ) is softmax(s)^(1/τ), normalised
+    assert_close(after.positive, before.positive)
+    assert_close(after.negative + mean, flattened / flattened.sum(-1, keepdim=True))
+    with torch.no_grad():  # the same as a smaller weight of its queries
+        weight = plain.qkv.weight[: plain.layout.rows[0]].unflatten(0, (-1, plain.layout.width))
+        bias = None if plain.qkv.bias is None else plain.qkv.bias[: plain.layout.rows[0]]
+        second = slice(1, None, 2) if variant in ("v1", "v2", "dint") else slice(HEADS, None)
+        weight[second] /= 2.5
+        if bias is not None:
+            bias.unflatten(0, (-1, plain.layout.width))[second] /= 2.5
+    assert_close(warm(x), plain(x))
+    assert_close(warm(x, queries=1), plain(x)[:, :1])
+
+
+def test_lambda_is_cut_off_at_its_bound(tokens):
+    module = DifferentialAttention(DIM, HEADS, lambda_init=0.3, lambda_max=0.5).double()
+    with torch.no_grad():
+        module.lam.q1.fill_(1.0)
+        module.lam.k1.fill_(1.0)
+    assert module.maps(tokens(1, TOKENS, DIM)).lam.item() == 0.5
+    module(tokens(1, TOKENS, DIM)).sum().backward()
+    assert module.lam.q1.grad.abs().max() == 0
+    with pytest.raises(UserError, match=r"lambda_max 0\.2: expected lambda_init, 0\.3, or more"):
+        DifferentialAttention(DIM, HEADS, lambda_init=0.3, lambda_max=0.2)

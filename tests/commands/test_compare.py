@@ -1,5 +1,6 @@
 """Two runs compared on what they share: made-up runs whose differences are counted here again."""
 
+import io
 import json
 import re
 
@@ -7,9 +8,9 @@ import polars as pl
 import pytest
 
 import antiphase as ap
-from antiphase.commands.train.run import TrainingResult
 from antiphase.errors import UserError
 from antiphase.report.page import TITLE
+from antiphase.studies.report.site import StudyResult
 from tests.commands.conftest import EPS
 
 MODEL = ("vit-0", "softmax", 0, 1.0)
@@ -149,7 +150,41 @@ def test_runs_that_share_nothing_are_one_line_and_leave_nothing(tmp_path, make_r
         ap.compare(base, ap.compare(base, base))
 
 
-def test_trainings_are_not_compared():
-    held = [TrainingResult("train", {"metrics.jsonl": b'{"epoch": 1, "loss": 1.0}\n'}) for _ in range(2)]
-    with pytest.raises(UserError, match="got a run of antiphase train; expected two runs that measured models"):
-        ap.compare(*held)
+def _training(folder, losses, **options):
+    """The directory of a made-up training."""
+    folder.mkdir()
+    (folder / ".antiphase").write_text("train\n")
+    (folder / "recipe.json").write_text("{}")
+    epochs = [{"epoch": epoch, "loss": loss, "accuracy": 0.5} for epoch, loss in enumerate(losses, 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(epoch)}\n" for epoch in epochs))
+    record = {"command": "antiphase train", "options": options, "hardware": "none", "versions": {}}
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_trainings_are_compared_after_the_last_epoch_of_both(tmp_path, run_cli):
+    one = _training(tmp_path / "one", [1.5, 0.75, 0.5], learning_rate=1e-3)
+    two = _training(tmp_path / "two", [1.0, 0.5], learning_rate=1e-4)
+    code, out, err = run_cli("compare", one, two, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert "Loss, epoch 2, one minus two: 0.250 (no interval)" in " ".join(out.split())
+    result = ap.open(tmp_path / "out")
+    assert result.frame()["decided"].to_list() == [0, 0]
+    assert [row["setting"] for row in result.summary["differing_settings"]] == ["learning_rate"]
+    assert "none is decided" in (tmp_path / "out/report.html").read_text()
+
+
+def test_studies_are_compared_claim_by_claim():
+    runs = []
+    for value, verdict in ((0.25, "holds"), (0.125, "undecided")):
+        claims = {"study": "s", "claim": "fragile", "check": "1/255", "verdict": verdict, "value": value}
+        buffer = io.BytesIO()
+        pl.DataFrame([claims]).write_parquet(buffer)
+        choice = {"names": ["s"], "profile": "laptop" if verdict == "holds" else "smoke"}
+        files = {"cells.parquet": b"", "study.json": json.dumps(choice).encode()}
+        runs += [StudyResult("study run", files | {"claims.parquet": buffer.getvalue()})]
+    result = ap.compare(*runs)
+    (row,) = result.frame().rows(named=True)
+    assert (row["metric"], row["difference"]) == ("s: fragile, 1/255 (holds and undecided)", 0.125)
+    assert [line["setting"] for line in result.summary["differing_settings"]] == ["profile"]
+    assert "undecided), first minus second: 0.125 (no interval)" in result.line()

@@ -1,12 +1,13 @@
 """Attention modules behind one interface: ``forward(x, mask)`` and ``maps(x, mask)``."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from antiphase.arguments import Count, validated
+from antiphase.arguments import Count, Positive, validated
 from antiphase.attention.backends.choice import BackendName, attend, attend_grouped
 from antiphase.attention.backends.compiled import HeadNorm, Parts
 from antiphase.attention.lambdas import DEFAULT_LAMBDA_INIT, LambdaSizes, lambda_at, lambda_of
@@ -47,6 +48,8 @@ class _SelfAttention(nn.Module):
         *,
         parameterisation: str | None = None,
         lambda_init: float = DEFAULT_LAMBDA_INIT,
+        lambda_max: float | None = None,
+        temperature: float = 1.0,
         integral: bool = False,
         head_norm: bool = False,
         scale: float = 1.0,
@@ -58,10 +61,13 @@ class _SelfAttention(nn.Module):
         super().__init__()
         self.layout, self.width, self.integral, self.scale = layout, layout.width, integral, scale
         self.backend: BackendName = backend
+        self.temperature = temperature
         self.qkv = nn.Linear(dim, sum(layout.rows), bias=qkv_bias)
         if parameterisation is not None:
             make = find(LAMBDAS, parameterisation, "parameterisation of λ")
             self.lam = make(LambdaSizes(dim, layout.width, layout.signal), lambda_init)
+            if lambda_max is not None:
+                self.lam.register_forward_hook(partial(_bounded, lambda_max))
         self.norm = nn.RMSNorm(layout.values, eps=_EPS) if head_norm else None
         self.gate = nn.Linear(dim, dim, bias=proj_bias) if output_gate else None
         self.proj = nn.Linear(dim, dim, bias=proj_bias)
@@ -92,7 +98,7 @@ class _SelfAttention(nn.Module):
             return self.forward(x, mask)[:, :queries]
         lam = lambda_of(self)
         value = 0.0 if lam is None else lambda_at(lam, x, queries)
-        projected = _project(self.qkv, self.layout.rows[0], x, queries)
+        projected = self._project(x, queries)
         norm, layout = self.head_norm(), self.layout
         of_query = isinstance(value, Tensor) and value.ndim == 3
         if layout.shared or self.integral or of_query or (layout.noise and not layout.paired):
@@ -118,12 +124,21 @@ class _SelfAttention(nn.Module):
 
     def maps(self, x: Tokens, mask: Tensor | None = None) -> AttentionMaps:
         """Return the maps and λ, differentiable in ``x``; DINT's negative map is A2 minus the mean of A1."""
-        queries, keys, _ = self.parts(self.qkv(x))
+        queries, keys, _ = self.parts(*self._project(x))
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
         if self.integral:
             maps[1] = maps[1] - mean_over_queries(maps[0], mask)
         lam = lambda_of(self)
         return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))  # pyright: ignore
+
+    def _project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, ...]:
+        """Return the projections, in one or two parts; a temperature divides the queries of A2."""
+        first, *rest = _project(self.qkv, self.layout.rows[0], x, queries)
+        if self.temperature != 1.0:
+            factors = first.new_ones(1, 1, first.shape[-1])
+            self._queries(factors[..., : self.layout.rows[0]])[1].div_(self.temperature)
+            first = first * factors
+        return first, *rest
 
     def _merge(self, heads: Tensor, x: Tensor | None) -> Tensor:
         if self.norm is None and self.scale != 1.0:
@@ -175,6 +190,10 @@ class _SelfAttention(nn.Module):
         return heads[:, : self.layout.signal], heads[:, self.layout.signal :]
 
 
+def _bounded(highest: float, module: nn.Module, inputs: Any, lam: Tensor) -> Tensor:
+    return lam.clamp(max=highest)
+
+
 def _standard(dim: int, num_heads: int) -> Layout:
     if num_heads < 1 or dim % num_heads:
         raise UserError(f"dim {dim} cannot be divided among {num_heads} heads")
@@ -221,6 +240,8 @@ class DifferentialAttention(_SelfAttention):
         rescale: whether the output is multiplied by 1 − λ_init.
         qkv_bias: whether the query, key and value projections have biases.
         bias: whether any projection has biases.
+        lambda_max: λ is cut off above it, where it has no gradient; None: no bound. At least ``lambda_init``.
+        temperature: τ in A2 = softmax(Q2·K2ᵀ/(τ·√d)); above 1 it flattens A2.
         ratio: grouped variants: heads that share one A2, a divisor of ``num_heads``; None: the largest up to 4.
         kv_heads: all but V1 and DINT: heads of values, and of the keys of A1; None: ``num_heads``.
         output_gate: whether the heads are multiplied by σ(x·W_g) before the output projection.
@@ -240,6 +261,8 @@ class DifferentialAttention(_SelfAttention):
         rescale: bool | None = None,
         qkv_bias: bool = True,
         bias: bool | None = None,
+        lambda_max: float | None = None,
+        temperature: Positive = 1.0,
         ratio: int | None = None,
         kv_heads: int | None = None,
         output_gate: bool = False,
@@ -250,6 +273,9 @@ class DifferentialAttention(_SelfAttention):
         changes = {name: value for name, value in given.items() if value is not None}
         own: dict[str, Any] = form.defaults | changes
         options: Any = {name: own[name] for name in ("parameterisation", "head_norm")}
+        if lambda_max is not None and not lambda_max >= lambda_init:
+            raise UserError(f"lambda_max {lambda_max:g}: expected lambda_init, {lambda_init:g}, or more")
+        options |= dict(lambda_max=lambda_max, temperature=temperature)
         options |= dict(lambda_init=lambda_init, integral=form.combined == "integral", output_gate=output_gate)
         options |= dict(qkv_bias=qkv_bias and own["bias"], proj_bias=own["bias"], backend=backend)
         options["scale"] = 1.0 - lambda_init if own["rescale"] else 1.0

@@ -310,6 +310,12 @@ def compared_together(frame: pl.DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in (*_NUMBERS, along(frame))]
 
 
+def without_intervals(frame: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
+    """Return differences of single numbers, ``metric`` and ``difference``, as those of two models."""
+    none = pl.lit(None, pl.Float64)
+    return frame.with_columns(model=pl.lit(model), against=pl.lit(against), low=none, high=none, n=pl.lit(1))
+
+
 def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     """Return the models of both, paired by name, then in their order; without those that have no partner."""
     mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))

@@ -149,6 +149,8 @@ class TowerConfig(Fields):
     head_norm: bool = True
     rescale: bool = True
     bias: bool = True
+    lambda_max: float | None = None
+    temperature: PositiveFloat = 1.0
     ratio: Size | None = None
     kv_heads: Size | None = None
     output_gate: bool = False
@@ -163,8 +165,8 @@ class TowerConfig(Fields):
     @model_validator(mode="after")
     def _check_lambda(self) -> Self:
         if self.attention in ("softmax", "normed"):
-            for name in ("ratio", "kv_heads", "output_gate"):
-                if value := getattr(self, name):
+            for name, usual in (("ratio", None), ("kv_heads", None), ("output_gate", False), *_OF_LAMBDA.items()):
+                if (value := getattr(self, name)) != usual:
                     raise UserError(f"{name} {value}: {self.attention} attention has none; leave it out")
             if not self.bias:
                 raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
@@ -198,7 +200,8 @@ class AttentionSpec:
 
 
 # fields that were added to those of a tower since recipes were first written
-_LATER = ("initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
+_OF_LAMBDA = {"lambda_max": None, "temperature": 1.0}
+_LATER = (*_OF_LAMBDA, "initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
 
 
 def _lambda_init(config: TowerConfig, layer: int) -> float:
@@ -206,7 +209,7 @@ def _lambda_init(config: TowerConfig, layer: int) -> float:
 
 
 def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Module:
-    names = "dim num_heads parameterisation head_norm rescale bias ratio kv_heads output_gate"
+    names = "dim num_heads parameterisation head_norm rescale bias lambda_max temperature ratio kv_heads output_gate"
     options = {name: getattr(config, name) for name in names.split()}
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 

@@ -13,7 +13,8 @@ class CompareOptions(Options):
 
     Differences are the first run minus the second, with 95 % intervals. Models of the same name are paired, and the
     others in their order. Runs may differ in models, attack, steps, ε, number of images and other settings; the images
-    have to be of the same data. Writes report.html, differences.csv, summary.json and the rows.
+    have to be of the same data. Trainings are compared by their metrics after the last epoch of both, and studies by
+    what their claims rest on, without intervals. Writes report.html, differences.csv, summary.json and the rows.
 
     **Examples**
 
@@ -25,7 +26,7 @@ class CompareOptions(Options):
     """
 
     first: Annotated[Path, Typed(argument=True, metavar="A")]
-    """Directory of a run that measured models."""
+    """Directory of a run, of a training, or of studies."""
     second: Annotated[Path, Typed(argument=True, metavar="B")]
     """Directory of another run of that command."""
     out: fields.Directory = Path("antiphase-compare")

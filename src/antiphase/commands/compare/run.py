@@ -149,7 +149,8 @@ class CompareResult(Result):
         frame, axis = self.frame(), along(self.frame())
         together = [name for name in compared_together(frame) if name not in ("model", "against")]
         keys = together if axis else [name for name in ("task", "data", "setting") if name in frame.columns]
-        rows, shares = frame.rows(named=True), self.summary["kind"] != "sense"
+        single = bool(frame["low"].is_null().all())  # one number for each run: metrics of trainings, claims of studies
+        rows, shares = frame.rows(named=True), self.summary["kind"] != "sense" and not single
 
         def what(row: Mapping[str, Any]) -> str:
             metric = str(row.get("metric", "certified accuracy"))
@@ -185,11 +186,15 @@ class CompareResult(Result):
         if row["decided"]:
             answer = f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
         title = f"{answer}: {number_}{where}"
+        if row["low"] is None:
+            title = f"{what[0].upper() + what[1:]}, {one} minus {two}: {number_}"
         above, below = (int((self.rows["decided"] == sign).sum()) for sign in (1, -1))
         told = (
             f"paired, on images that both runs have. Of {len(self.rows)} differences {above} are decided to be "
             f"above 0 and {below} below, corrected by Holm for those that are read together."
         )
+        if self.rows["low"].is_null().all():
+            told = "one number for each run, so that no difference has an interval, and none is decided."
         lead = f"{' minus '.join(self.summary['runs'])}, {row['pair']}: {told}"
         plot = Plot("differences", self.figure(), "Differences with their 95 % intervals.", beside=True)
         return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]

@@ -17,7 +17,7 @@ from torch import nn
 
 from antiphase.commands import loading, train
 from antiphase.commands.lineup import environment_record
-from antiphase.commands.result import Result
+from antiphase.commands.result import Result, without_intervals
 from antiphase.commands.run_folder import finished
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
@@ -261,6 +261,18 @@ class TrainingResult(Result):
         csv = pl.DataFrame(rows, infer_schema_length=None).write_csv()
         table = Table("metrics", "By epoch, the last one first", columns, tuple(cells), csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
+
+    def differences(self, other: Any) -> pl.DataFrame:
+        """Return the differences of the metrics after the last epoch of both; one training each has no interval."""
+        last = min(self.summary["epoch"], other.summary["epoch"])
+        mine, theirs = ({row["epoch"]: _numbers(row) for row in each.epochs}[last] for each in (self, other))
+        shared = [name for name in self._drawn() if name in mine and name in theirs]
+        if not shared:
+            raise UserError("compare: the trainings have no metric in common; expected two of one kind")
+        names = [each.directory.name if each.directory else "training" for each in (self, other)]
+        metrics = [f"{name.replace('_', ' ')}, epoch {last}" for name in shared]
+        values = [mine[name] - theirs[name] for name in shared]
+        return without_intervals(pl.DataFrame({"metric": metrics, "difference": values}), *names)
 
     def console(self) -> list[Any]:
         return [Text(self.line())]

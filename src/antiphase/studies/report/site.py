@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from antiphase.commands.result import Result as RunResult
-from antiphase.commands.result import read_result
+from antiphase.commands.result import read_result, without_intervals
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.figure import as_svg, inline_svg
@@ -183,6 +183,26 @@ class StudyResult(RunResult):
         plots = [plot for study in self.studies if study.artefact for plot in study.artefact.plots]
         alone = plots and len(self.studies) == 1
         return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The record of a saved result, or the studies that were chosen as its settings."""
+        return super().record if "run.json" in self.files else {"settings": self.read_json(_CHOICE)}
+
+    def differences(self, other: Any) -> pl.DataFrame:
+        """Return the differences of what the claims of both rest on; without intervals, as they may share rows."""
+        keys = ["study", "claim", "check"]
+        if any("claims" not in result.tables for result in (self, other)):
+            raise UserError("compare: expected studies with claims, of which some are judged in both")
+        mine, theirs = (result.frame("claims").drop_nulls("value") for result in (self, other))
+        both = mine.join(theirs, on=keys, suffix="_other", maintain_order="left")
+        if both.is_empty():
+            raise UserError("compare: no claim has a number in both; expected runs of one study")
+        same = pl.when(pl.col("verdict") == pl.col("verdict_other")).then("verdict")
+        verdicts = same.otherwise(pl.format("{} and {}", "verdict", "verdict_other"))
+        values = {"metric": pl.format("{}: {}, {} ({})", *keys, verdicts)}
+        values["difference"] = pl.col("value") - pl.col("value_other")
+        return without_intervals(both.select(**values), "first", "second")
 
     def write_report(self, folder: Path) -> Path:
         return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)
