@@ -23,7 +23,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -236,11 +236,19 @@ def _broken(work: tuple[str, int, list[int], dict[str, Any]]) -> list[bool]:
     return result.success.tolist()
 
 
+def lost_and_gained(line: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return how many images only the first search of the model breaks, and how many only this one."""
+    more = line["broken"] - next(one["broken"] for one in lines if one["model"] == line["model"])
+    return (line["differ"] - more) // 2, (line["differ"] + more) // 2
+
+
 def verdicts_table(record: Mapping[str, Any]) -> str:
     """Return the table of :func:`verdicts`."""
-    rows = [("model", "search", "broken", "verdicts that differ from the first"), ("---",) * 4]
+    rows = [("model", "search", "broken", "lost", "gained"), ("---",) * 5]
     for line in record["lines"]:
-        rows.append((line["model"].rpartition(":")[2], line["search"], str(line["broken"]), str(line["differ"])))
+        lost, gained = lost_and_gained(line, record["lines"])
+        model = line["model"].rpartition(":")[2]
+        rows.append((model, line["search"], str(line["broken"]), str(lost), str(gained)))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, "", f"PGD-20, 4/255, {record['images']:,} images. {_made(record)}", ""])
 

@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from antiphase import attacks, attention, data, evaluation, models, sensitivity, studies, training
     from antiphase.commands.check.run import check
     from antiphase.commands.convert import convert
-    from antiphase.commands.python import attack, audit, certify, evaluate, look, sense, study, train, train_vlm
+    from antiphase.commands.python import (
+        attack,
+        audit,
+        certify,
+        evaluate,
+        look,
+        sense,
+        study,
+        train,
+        train_vlm,
+        transfer,
+    )
     from antiphase.commands.verify.run import verify
     from antiphase.data import load_data
     from antiphase.models import load_model
@@ -46,6 +57,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "study",
     "train",
     "train_vlm",
+    "transfer",
     "verify",
     "convert",
     # models and data
@@ -66,7 +78,7 @@ __all__ = [  # noqa: RUF022 (grouped)
 ]
 
 
-_PLACES = dict.fromkeys(__all__[:11], "commands.python")
+_PLACES = dict.fromkeys(__all__[:12], "commands.python")
 _PLACES |= {name: f"commands.{name}.run" for name in ("check", "compare", "verify")}
 _PLACES |= {"convert": "commands.convert", "load_data": "data", "load_model": "models"}
 

@@ -19,7 +19,8 @@ from tests.attacks import toys
 
 # as far as an attack has them
 SMALL = {"steps": 3, "search_steps": 2, "queries": 12, "targets": 2, "draws": 4, "width": 3}
-EPS = {"linf": 0.06, "l2": 0.6}
+EPS = {"linf": 0.06, "l2": 0.6, "l0": 60.0}
+ORDER = {"linf": torch.inf, "l2": 2, "l0": 0}
 COUNT = 37  # more than the 16 rows that the model sees at least
 ARRAYS = ("success", "prediction", "label", "distance", "adversarial", "forwards", "backwards")
 
@@ -57,7 +58,7 @@ def attacked(name, order=None, batch_size=None, model=None, nested="off", norm="
     small = {setting: SMALL[setting] for setting in keywords(find_spec(name).attack) if setting in SMALL}
     run = {"seed": 3, "ids": ids, "batch_size": batch_size, **more}
     attack = find_attack(name, **small)
-    for known in (norm, *EPS.keys() - {norm}):
+    for known in (norm, *(one for one in EPS if one != norm)):
         threat = Threat(known, EPS[known])
         try:
             [result] = sweep(attack, model, images, None, threat, [threat.eps], nested=nested, **run)
@@ -66,7 +67,7 @@ def attacked(name, order=None, batch_size=None, model=None, nested="off", norm="
                 raise
         else:
             return model, images, result
-    raise AssertionError(f"attack {name!r}: knows neither of the norms {', '.join(EPS)}; let it know one")
+    raise AssertionError(f"attack {name!r}: knows none of the norms {', '.join(EPS)}; let it know one")
 
 
 @functools.cache
@@ -124,7 +125,7 @@ def test_a_success_is_a_changed_prediction_within_the_budget(name):
     assert torch.equal(model(result.adversarial).argmax(1)[fallen], result.prediction[fallen])
     assert (result.prediction != result.label)[fallen].all()
     moved = (result.adversarial - images).flatten(1).double()
-    length = moved.norm(dim=1, p=torch.inf if threat.norm == "linf" else 2)
+    length = moved.norm(dim=1, p=ORDER[threat.norm])
     assert (length[fallen] <= threat.eps + 1e-6).all()
     assert torch.allclose(length, result.distance.double(), atol=1e-6)
     assert result.adversarial.min() >= 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, fgsm, fmn, noise, pgd, square
+from antiphase.attacks import Threat, apgd, autoattack, carlini_wagner, fab, fgsm, fmn, noise, pgd, sigma_zero, square
 from antiphase.attacks.fab import step_onto_plane
 from antiphase.attacks.threat import project, row_norm
 from antiphase.errors import UserError
@@ -108,6 +108,19 @@ def test_fmn_breaks_images_whose_pixels_are_at_their_bounds(norm):
         assert (result.distance / nearest.distance).max() < 1.03
 
 
+def test_sigma_zero_meets_the_minima_of_a_linear_model():
+    model, images = toys.Linear(2, scale=2.0).requires_grad_(False), toys.images(31)
+    model.bias -= model(images).mean(0)
+    result = sigma_zero(model, images, None, Threat("l0", math.inf), steps=300)
+    assert result.success.all()
+    ratio = result.distance.double() / least_l0(model, images)
+    assert (ratio >= 1).all()
+    assert (ratio == 1).double().mean() > 0.9
+    order = torch.arange(31).flip(0)
+    again = sigma_zero(model, images[order], None, Threat("l0", math.inf), steps=300, ids=order, batch_size=5)
+    assert torch.equal(again.adversarial[order], result.adversarial)
+
+
 @pytest.mark.parametrize("targets", [None, 2])
 def test_l1_fab_meets_the_minima_of_a_linear_model(targets):
     model, images = toys.Linear(4, scale=2.0), toys.images(31)
@@ -153,6 +166,7 @@ def test_l1_attacks_break_what_can_be_broken_and_nothing_else(name):
         (square, "l0", "norm 'l0': Square knows"),
         (fab, "l0", "norm 'l0': FAB knows"),
         (autoattack, "l0", "norm 'l0': APGD knows"),
+        (sigma_zero, "l2", "norm 'l2': σ-zero knows l0"),
         (carlini_wagner, "l1", "norm 'l1': Carlini and Wagner's attack minimises l2"),
     ],
 )

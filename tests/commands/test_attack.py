@@ -308,10 +308,10 @@ def test_an_attack_in_l0_counts_changed_values(run_cli, tmp_path):
     words = ("attack", "specimen:vit-0", "--attack", "fmn", "--norm", "l0", "--steps", 10, "--limit", 3, "-q")
     out = tmp_path / "out"
     code, _, error = run_cli(*words, "--out", out)
-    assert (code, error.strip()) == (
-        2,
-        "antiphase: eps 0.0313725: allows no change in norm 'l0'; expected a number of values, at least 1",
-    )
+    assert (code, error.strip()) == (2, "antiphase: eps: is missing; norm l0 has no usual one, give --eps")
+    code, _, error = run_cli(*words, "--eps", 0.5, "--out", out)
+    wanted = "antiphase: eps 0.5: allows no change in norm 'l0'; expected a number of values, at least 1"
+    assert (code, error.strip()) == (2, wanted)
     code, _, error = run_cli(*words, "--eps", 5, "--out", out)
     assert code == 0, error
     distances = pl.read_parquet(out / "rows.parquet").filter(success=True)["distance"]

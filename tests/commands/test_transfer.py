@@ -65,6 +65,18 @@ def test_matrix_and_differences_are_those_of_attacks_one_by_one(tmp_path, run_cl
     assert same.schema["n"] == pl.Int64
 
 
+def test_function_of_modules_gives_the_rows_of_the_command(tmp_path, by_hand):
+    models = {name: ap.load_model(f"specimen:{name}") for name in NAMES[:2]}
+    data = ap.load_data("specimen-fashion-mnist", limit=COUNT, seed=0)
+    result = ap.transfer(models, data=data, eps=EPS, steps=STEPS, device="cpu", quiet=True)
+    for way, broken in by_hand.items():
+        cell = result.frame().filter(surrogate=way[0], model=way[1])
+        assert dict(cell.select("sample", "success").iter_rows()) == (broken if {*way} <= {*models} else {})
+    assert "transfer-0" in result.table_names
+    with pytest.raises(ap.UserError, match="expected two or more"):
+        ap.transfer(models["vit-0"], data=data, quiet=True)
+
+
 def test_rows_of_a_search_in_bf16_are_its_own(tmp_path, run_cli):
     words = ("transfer", MODELS, "--limit", 2, "--steps", 1, "--device", "cpu", "-q", "--out", tmp_path)
     counts = []

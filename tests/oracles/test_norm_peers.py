@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from antiphase.attacks import Threat, apgd, fab, fmn, square
+from antiphase.attacks import Threat, apgd, fab, fmn, sigma_zero, square
 from tests import needs
 from tests.attacks import toys
 from tests.oracles.test_carlini_wagner_peers import adv_lib_attacks
@@ -24,6 +24,17 @@ def test_fmn_finds_the_norms_of_adv_lib(norm):
     distance = (theirs - images).flatten(1).norm(NORMS[norm], dim=1)
     torch.testing.assert_close(ours.distance.median(), distance.median(), rtol=0.005, atol=0)
     assert (ours.distance < 1.03 * distance).all()
+
+
+@needs.adv_lib
+def test_sigma_zero_changes_as_few_values_as_adv_lib():
+    model, images = toys.network(6).requires_grad_(False), toys.images(40)
+    label = model(images).argmax(1)
+    ours = sigma_zero(model, images, None, Threat("l0", math.inf))
+    theirs = adv_lib_attacks().sigma_zero(model, images, label, num_steps=100)
+    assert ours.success.all()
+    distance = (theirs != images).flatten(1).sum(1).double()
+    assert ours.distance.double().mean() < 1.05 * distance.mean()
 
 
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-t", "fab-t", "square"])

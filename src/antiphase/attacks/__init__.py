@@ -9,6 +9,7 @@ from antiphase.attacks.noise import noise
 from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
 from antiphase.attacks.pgd import fgsm, patch_pgd, pgd
 from antiphase.attacks.result import AttackResult, eps_at
+from antiphase.attacks.sigma_zero import sigma_zero
 from antiphase.attacks.square import square
 from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
@@ -29,6 +30,7 @@ __all__ = [
     "run_foolbox",
     "run_foreign",
     "run_torchattacks",
+    "sigma_zero",
     "square",
     "sweep",
 ]

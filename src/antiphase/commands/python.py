@@ -33,6 +33,11 @@ def attack(model: Any, **options: Any) -> Result:
     return _run("attack", {"model": model, **options})
 
 
+def transfer(model: Any, **options: Any) -> Result:
+    """Show the adversarial images of each of several models to all others, as ``antiphase transfer`` does."""
+    return _run("transfer", {"model": model, **options})
+
+
 def sense(model: Any, **options: Any) -> Result:
     """Measure how sensitive a model's attention is, layer by layer, as ``antiphase sense`` does."""
     return _run("sense", {"model": model, **options})
@@ -134,7 +139,7 @@ def _call(name: str, chosen: Options, left_out: Collection[str] = ()) -> str:
     return f"antiphase.{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 
-for _function in (audit, attack, sense, certify, evaluate, look, train, train_vlm):
+for _function in (audit, attack, transfer, sense, certify, evaluate, look, train, train_vlm):
     _options = find_command(_function.__name__.replace("_", "-")).options
     _function.__signature__ = inspect.signature(_options)  # type: ignore[attr-defined]
 study.__signature__ = inspect.signature(find_command("study run").options)  # type: ignore[attr-defined]
