@@ -184,7 +184,7 @@ class StudyResult(RunResult):
         alone = plots and len(self.studies) == 1
         return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
 
-    @cached_property
+    @property
     def record(self) -> dict[str, Any]:
         """The record of a saved result, or the studies that were chosen as its settings."""
         return super().record if "run.json" in self.files else {"settings": self.read_json(_CHOICE)}
