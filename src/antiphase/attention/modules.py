@@ -98,10 +98,11 @@ class _SelfAttention(nn.Module):
             return self.forward(x, mask)[:, :queries]
         lam = lambda_of(self)
         value = 0.0 if lam is None else lambda_at(lam, x, queries)
-        projected = self._project(x, queries)
+        projected = _project(self.qkv, self.layout.rows[0], x, queries)
         norm, layout = self.head_norm(), self.layout
         of_query = isinstance(value, Tensor) and value.ndim == 3
-        if layout.shared or self.integral or of_query or (layout.noise and not layout.paired):
+        apart = self.integral or of_query or self.temperature != 1.0
+        if apart or layout.shared or (layout.noise and not layout.paired):
             one, two = self._products(mask, *projected)
             if self.integral:
                 two = two - mean_over_queries(one, mask)
@@ -124,21 +125,12 @@ class _SelfAttention(nn.Module):
 
     def maps(self, x: Tokens, mask: Tensor | None = None) -> AttentionMaps:
         """Return the maps and λ, differentiable in ``x``; DINT's negative map is A2 minus the mean of A1."""
-        queries, keys, _ = self.parts(*self._project(x))
+        queries, keys, _ = self.parts(self.qkv(x))
         maps = [softmax_maps(q, k, mask) for q, k in zip(queries, keys, strict=True)]
         if self.integral:
             maps[1] = maps[1] - mean_over_queries(maps[0], mask)
         lam = lambda_of(self)
         return AttentionMaps(*maps) if lam is None else AttentionMaps(*maps, lambda_at(lam, x))  # pyright: ignore
-
-    def _project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, ...]:
-        """Return the projections, in one or two parts; a temperature divides the queries of A2."""
-        first, *rest = _project(self.qkv, self.layout.rows[0], x, queries)
-        if self.temperature != 1.0:
-            factors = first.new_ones(1, 1, first.shape[-1])
-            self._queries(factors[..., : self.layout.rows[0]])[1].div_(self.temperature)
-            first = first * factors
-        return first, *rest
 
     def _merge(self, heads: Tensor, x: Tensor | None) -> Tensor:
         if self.norm is None and self.scale != 1.0:
@@ -156,6 +148,7 @@ class _SelfAttention(nn.Module):
             return one, two
         *first, last = projected  # split, whose gradient is one concatenation
         q, k, v = (*first, *last.split(layout.rows[len(first) :], -1))
+        q = self._warmed(q)
         keys, values = self._heads(k), v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
         if layout.shared:
             both = attend_grouped(self._heads(q), keys, values, mask, backend).unflatten(1, (-1, 2))
@@ -177,8 +170,16 @@ class _SelfAttention(nn.Module):
         """Return the projections to queries, keys and values; slices, since what is split may not be written to."""
         to_q, to_k, _ = self.layout.rows
         if rest:
-            return first, rest[0][..., :to_k], rest[0][..., to_k:]
-        return first[..., :to_q], first[..., to_q : to_q + to_k], first[..., to_q + to_k :]
+            return self._warmed(first), rest[0][..., :to_k], rest[0][..., to_k:]
+        return self._warmed(first[..., :to_q]), first[..., to_q : to_q + to_k], first[..., to_q + to_k :]
+
+    def _warmed(self, q: Tensor) -> Tensor:
+        """Divide the queries of A2 by the temperature."""
+        if self.temperature == 1.0:
+            return q
+        factors = q.new_ones(1, 1, q.shape[-1])
+        self._queries(factors)[1].div_(self.temperature)
+        return q * factors
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.layout.width)).transpose(1, 2)

@@ -115,7 +115,10 @@ def draw(rows: RowsByTable) -> Artefact:
     aligned = aligned.group_by("data", "defence", "cell", SEED, "sample", maintain_order=True)
     sums = aligned.agg(pl.mean("cross", "first", "second", "moved"))
     angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over("data", "defence")
-    quantities: dict[str, tuple[pl.Expr, Any]] = {"cosθ": (angle, "number"), "‖J‖ of the map": (pl.col("moved").sqrt(), "size")}
+    quantities: dict[str, tuple[pl.Expr, Any]] = {
+        "cosθ": (angle, "number"),
+        "‖J‖ of the map": (pl.col("moved").sqrt(), "size"),
+    }
     means = [
         estimates(sums.with_columns(value=value), ["data", "defence"], pl.col("value"), kind).with_columns(
             quantity=pl.lit(name)
