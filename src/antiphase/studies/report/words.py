@@ -108,7 +108,9 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     least = texts[values.index(min(values))] if texts else "–"
     eps = told_apart([check.what for check in claim.checks if not check.decides])
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
-    behind = f"{seeds} training seeds" + f", ε of {eps[0].removesuffix('/255')} to {eps[-1]}" * (len(eps) > 1)
+    behind = f"{seeds} training seeds"
+    if len(eps) > 1:
+        behind += f", ε of {eps[0].removeprefix('at ').removesuffix('/255')} to {eps[-1].removeprefix('at ')}"
     return {"estimate": numbers[0] if len(checks) == 1 else "; ".join(texts), "least": least, "behind": behind}
 
 
