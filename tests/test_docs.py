@@ -210,7 +210,9 @@ def test_the_readme_is_short():
     cells = [cell.strip() for line in lines if line.startswith("|") for cell in line.split("|")]
     assert max(map(len, cells)) <= 100
     answers = "\n".join(line for line in findings_block().splitlines() if not line.startswith("<"))
-    assert len(re.findall(r"(?<![\w/.])[A-Za-z][\w'-]*", re.sub(r"\]\([^)]*\)", "", answers))) <= 120
+    assert (
+        len(re.findall(r"(?<![\w/.])[A-Za-z][\w'-]*", re.sub(r"\]\([^)]*\)", "", answers))) <= 160
+    )  # 40 for each question
 
 
 COUNTED = {  # what pages count, as they write it, and the count of today
