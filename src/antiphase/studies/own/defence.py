@@ -149,6 +149,7 @@ def checks(rows: RowsByTable) -> Checks:
         words = f"robust accuracy({one}) − robust accuracy({VIT})"
         levels: dict[str, Any] = {"unit": "points", "eps": AT}
         found[f"{name}-reaches-vit"] = apart(autoattack, "series", one, VIT, pl.col("robust"), words, **levels)
+    found["fast-gap-remains"] = on_average(pgd, f"{DIFFVIT}, fast", than=f"{VIT}, fast", eps=EPS)
     return found
 
 
