@@ -1,6 +1,7 @@
 """Results of ``evaluate`` and ``look``, of small CLIPs."""
 
 import io
+import shutil
 
 import numpy as np
 import polars as pl
@@ -38,7 +39,12 @@ def _other_captions(result):
 
 def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
-    data = write_table(tmp_path / "set")
+    table = write_table(tmp_path / "set")
+    for number, image in enumerate(sorted((tmp_path / "set").rglob("*.jpg"))):
+        place = tmp_path / "photos" / ("mug", "lamp")[number % 2] / image.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, place)
+    data = f"{table},folder:{tmp_path / 'photos'}"
     options = {"tasks": "zero-shot,retrieval", "templates": "1", "data": data, "quiet": True}
     one, two = (ap.evaluate(spec, **options) for spec in specs)
     assert not (tmp_path / "data" / "features").exists()

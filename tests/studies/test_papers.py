@@ -63,7 +63,7 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
         assert (frame["value"] <= frame["high"] + 1e-12).all()
     for table in found.artefact.tables:
         if table.name in ("layer-factors", "layer-parts", "causes-angle", "lam", "cosine") or table.name.startswith(
-            ("map-corr", "theory-radius")
+            ("map-corr", "theory-radius", "defence-gradients")
         ):
             continue  # cosines, logarithms, correlations and a denominator that may be negative
         least = -1 if "ifference" in table.title else 0
