@@ -64,7 +64,7 @@ def _measure(victim, out, plan, limit=31, process=Process()):  # noqa: B008 (fro
 @pytest.mark.parametrize("nested", ["up", "off"])
 def test_rows_are_the_verdicts_of_the_library(tmp_path, victim, nested):
     eps = (2 / 255, 12 / 255)
-    plan = attack_options(eps, attack="autoattack", settings=QUICK, nested=nested)
+    plan = attack_options(eps, attack="autoattack", settings=QUICK, nested=nested, precision="float32")
     rows, _ = _measure(victim, tmp_path, plan, limit=13)
     images = load_data("digits", limit=13).images(range(13))
     ensemble = autoattack_ensemble("standard", 4, 12, 2)
