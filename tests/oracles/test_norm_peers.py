@@ -23,7 +23,9 @@ def test_fmn_finds_the_norms_of_adv_lib(norm):
     assert ours.success.all()
     distance = (theirs - images).flatten(1).norm(NORMS[norm], dim=1)
     torch.testing.assert_close(ours.distance.median(), distance.median(), rtol=0.005, atol=0)
-    assert (ours.distance < 1.03 * distance).all()
+    found = model(theirs).argmax(1) != label  # on some processors adv-lib finds nothing for an image
+    assert found.sum() >= 38
+    assert (ours.distance < 1.03 * distance)[found].all()
 
 
 @needs.adv_lib
