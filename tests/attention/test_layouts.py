@@ -101,3 +101,6 @@ def test_what_does_not_fit_is_refused():
         to_layout(changed, "diffllama")
     with pytest.raises(UserError, match=r"cannot hold qkv\.weight, of which it shares"):
         to_layout(DifferentialAttention(DIM, HEADS, bias=False), "diffllama", kv_heads=2)
+    for fields in ({"temperature": 2.0}, {"lambda_max": 0.9}):
+        with pytest.raises(UserError, match=r"layout timm: cannot hold temperature .*, lambda_max"):
+            to_layout(DifferentialAttention(DIM, HEADS, **fields), "timm")

@@ -180,7 +180,7 @@ def test_what_latex_would_obey_is_escaped():
     assert r"{[}x]\#1 & \textasciitilde{}\textasciicircum{}\$ \\" in text
 
 
-def test_names_are_broken_and_numbers_are_not(capsys):
+def test_names_are_broken_after_separators_and_no_other_word_is(capsys):
     names = ["timm:vit_small_patch16_224.augreg_in21k_ft_in1k − timm:deit3_base_patch16", "a somewhat longer name"]
     rows = tuple(
         (Field(name, kind="name"), Field("x" * 9, kind="word"), *[Field("12.3", ("[10.1, 14.9]",))] * 7)

@@ -205,6 +205,10 @@ def test_rows_without_an_image_or_a_caption_are_named_and_leave_their_place(tabl
         ("picture,caption\na.png,x\n", "columns picture, caption, 1 rows: expected a header with one of image"),
         ("image,words\na.png,x\n", "columns image, words, .* one of caption, title, text"),
         ("image,caption\na.png,x, and y\n", r"line 2 of .*: expected 2 cells, like the header: put cells"),
+        (
+            "image,caption,split\na.png,x,val\n",
+            "has a column split; expected one split, put each into a table of its own",
+        ),
         ("image,caption\na.png,x\nc.png\n", "line 3 of .*: expected 2 cells"),
         ("image,caption\nb.png,x\n", "b.png and the next images not found in"),
         ("image,caption\nhttps://host/b.png,x\n", "images are URLs, such as https://.*: download them with img2d"),

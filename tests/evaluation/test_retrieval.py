@@ -1,13 +1,19 @@
 """Ranks, against slow loops."""
 
+import dataclasses
+import functools
+
+import polars as pl
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphase.errors import UserError
 from antiphase.evaluation import retrieval
-from antiphase.evaluation.retrieval import chosen_captions, ranks
+from antiphase.evaluation.retrieval import TASK, chosen_captions, ranks, retrieval_rows
+from antiphase.evaluation.tasks import Protocol, Source
 from tests.training.tiny_pairs import tiny_pairs
 
 
@@ -67,6 +73,29 @@ def test_many_queries_are_ranked_in_parts_alike(monkeypatch):
     assert torch.equal(whole, ranks(queries, candidates, owners, wanted))
     monkeypatch.setattr(retrieval, "_HELD", 1)  # more candidates than fit: a query at a time
     assert torch.equal(whole, ranks(queries, candidates, owners, wanted))
+
+
+def test_captions_of_several_images_are_told_with_what_is_out_of_reach():
+    pairs = tiny_pairs(7)
+    captions = [("a mug", "A  mug"), ("a mug", "red"), ("a mug",), ("lamp",), ("sun", "moon"), ("lamp ", "lit"), ("x",)]
+    pairs = dataclasses.replace(pairs, captions=tuple(captions))
+    told = functools.partial(TASK.doubts, "clip", None, Source(pairs))
+    # mug: 4 captions of 3 images, at most 2 hits; lamp: 2 of 2, at most 1; third and fourth image have no other caption
+    (line,) = told(Protocol(captions="all"))
+    assert ": 6 of 11 captions belong to several images: image R@1 is at most 72.7% and text R@1 at most 57.1%" in line
+    (line,) = told(Protocol(captions="first"))
+    assert ": 5 of 7 captions belong to several images: image R@1 is at most 57.1% and text R@1 at most 28.6%" in line
+    assert TASK.doubts("clip", None, Source(tiny_pairs(7)), Protocol(captions="first")) == []
+    # a model that knows every caption finds no more
+    texts, owners = chosen_captions(pairs, "all")
+    kinds = {text: place for place, text in enumerate(dict.fromkeys(" ".join(t.lower().split()) for t in texts))}
+    vectors = torch.eye(len(kinds))[[kinds[" ".join(text.lower().split())] for text in texts]]
+    images = torch.stack([vectors[owners == image].sum(0) for image in range(7)])
+    rows = retrieval_rows(F.normalize(images, dim=-1), vectors, owners, pairs.ids)
+    share = rows.with_columns(pl.col("rank") == 0).group_by("setting").agg(pl.col("rank").mean())
+    found = dict(share.iter_rows())
+    assert found["image"] <= 8 / 11
+    assert found["text"] <= 4 / 7
 
 
 def test_all_captions_or_the_first_of_each_image():

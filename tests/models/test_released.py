@@ -265,3 +265,17 @@ def test_what_does_not_fit_is_named(released, tmp_path):
         load_model(f"diffclip:{path}")
     with pytest.raises(UserError, match="no such file"):
         load_model(f"diffclip:{tmp_path / 'none.pt'}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"variant": "v2"}, "attention v2, expected differential"),
+        ({"vision": {"head_norm": False}}, "head_norm False, expected True"),
+        ({"vision": {"temperature": 2.0}}, "temperature 2.0, expected 1.0"),
+        ({"vision": {"lambda_max": 0.9}}, "lambda_max 0.9, expected None"),
+    ],
+)
+def test_what_the_authors_code_does_not_compute_is_not_written_for_it(fields, line):
+    with pytest.raises(UserError, match=f"the released layout cannot store {line}"):
+        to_released(diffclip(**fields))

@@ -97,6 +97,9 @@ def to_layout(module: DifferentialAttention, layout: str, *, kv_heads: int | Non
     ``kv_heads``: DiffLlama's heads of keys; by default as many as of queries. A UserError refuses weights that the
     layout cannot hold.
     """
+    if module.temperature != 1.0 or module.lambda_max is not None:
+        has = f"temperature {module.temperature:g}, lambda_max {module.lambda_max}"
+        raise UserError(f"layout {layout}: cannot hold {has}; expected temperature 1 and no lambda_max")
     own, theirs = module.state_dict(), State()
     keys = module.layout.rows[0] // module.layout.width if kv_heads is None else kv_heads
     for name, ours, other, rows in _places(layout, module, keys):

@@ -61,7 +61,7 @@ class _SelfAttention(nn.Module):
         super().__init__()
         self.layout, self.width, self.integral, self.scale = layout, layout.width, integral, scale
         self.backend: BackendName = backend
-        self.temperature = temperature
+        self.temperature, self.lambda_max = temperature, lambda_max
         self.qkv = nn.Linear(dim, sum(layout.rows), bias=qkv_bias)
         if parameterisation is not None:
             make = find(LAMBDAS, parameterisation, "parameterisation of λ")

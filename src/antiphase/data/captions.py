@@ -188,8 +188,8 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     """List the image files and captions of a table with a header line; each row is one caption of one image.
 
     Columns, in any order and case, are one of ``_IMAGE_COLUMNS`` (relative to the table's folder) and one of
-    ``_CAPTION_COLUMNS``; others are ignored. The table is one split, whichever is asked for. Rows of the same image
-    become one pair, in the order of their first rows.
+    ``_CAPTION_COLUMNS``; ``split`` is refused, others are ignored. The table is one split, whichever is asked for. Rows
+    of the same image become one pair, in the order of their first rows.
     """
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
@@ -202,6 +202,8 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     if odd := [line for line, row in lines if len(row) != len(columns)]:
         expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
         raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
+    if "split" in columns:
+        raise UserError(f"{name}: has a column split; expected one split, put each into a table of its own")
     split = choose_split(name, split, SPLITS)
     captions: dict[str, list[str]] = {}
     skipped: list[str] = []

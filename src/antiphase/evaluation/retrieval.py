@@ -112,11 +112,29 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
     return [metric(f"R@{k}", values, chance=min(1.0, k / images)) for k, values in hits]
 
 
+def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -> list[str]:
+    """Return a line if captions belong to several images: as wrong candidates they stand before the right one."""
+    assert isinstance(source.test, PairSet)
+    texts, owners = chosen_captions(source.test, protocol.captions)
+    words = [" ".join(text.lower().split()) for text in texts]
+    pairs = pl.DataFrame({"text": words, "image": owners.numpy()})
+    shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)
+    count = shared["shared"].sum()
+    if not count:
+        return []
+    hits = pairs.group_by("text", "image").len().group_by("text").max()["len"].sum()  # one image is first
+    found = ~shared.group_by("image").agg(pl.col("shared").all())["shared"]
+    most = f"image R@1 is at most {hits / len(pairs):.1%} and text R@1 at most {found.mean():.1%}"
+    fix = "leave out duplicates, or compare models on the same data only"
+    return [f"{source.name}: {count:,} of {len(pairs):,} captions belong to several images: {most}; {fix}"]
+
+
 TASK = make_task(
     "retrieval",
     serves=lambda source: isinstance(source.test, PairSet),
     measure=_measure,
     metrics=_metrics,
     stands_for=lambda data, metric: metric == "R@5",
+    doubts=_doubts,
     paper_data=RETRIEVAL_SETS,
 )

@@ -163,7 +163,8 @@ def diffvit(image_size: Count = 28, *, seed: Seed = 0, **sizes: Any) -> VisionTr
 
     ``sizes`` also take ``variant`` (``"v1"``, ``"v2"``, ``"grouped"``, ``"gated"`` or ``"dint"``), ``lambda_init``
     (0.8), ``lambda_schedule`` (``"constant"`` or ``"depth"``), and ``parameterisation``, ``head_norm``, ``rescale``,
-    ``bias``, ``ratio``, ``kv_heads`` and ``output_gate`` of :class:`~antiphase.attention.DifferentialAttention`.
+    ``bias``, ``lambda_max``, ``temperature``, ``ratio``, ``kv_heads`` and ``output_gate`` of
+    :class:`~antiphase.attention.DifferentialAttention`.
 
     >>> diffvit(28, variant="v2").blocks[0].attn.num_diff_heads
     6

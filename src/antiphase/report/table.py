@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class OnConsole:
-    """A table as rich prints it: first column in bold, notes below the values.
+    """A table as rich prints it: first column in bold, notes below the values, no word broken if there is room.
 
     Columns that find no room follow in further tables, which repeat the columns of words on the left.
     """
@@ -60,16 +60,21 @@ class OnConsole:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Text | ConsoleTable]:
         names = self.table.columns
         places = [place for place, name in enumerate(names) if not self.columns or name in self.columns]
-        widths = {place: self._width(place) + 2 for place in places}  # with two spaces behind each column
+        widths = {place: max(map(cell_len, self._lines(place))) for place in places}
         words = [place for place in places if place == places[0] or _is_words(self.table, place)]
         numbers = [place for place in places if place not in words]
-        full = options.max_width - 1  # a space on the left
-        least = min(_WORDS, full - max((widths[place] for place in numbers), default=0))
-        room = max(full - sum(widths[place] for place in numbers), least)
-        room = min(room, sum(widths[place] for place in words))
+        full = options.max_width - 1  # a space on the left, and two behind each column
+        needed = sum(widths[place] + 2 for place in numbers)
+        widest = max((widths[place] + 2 for place in numbers), default=0)
+        room = max(full - needed, min(_WORDS, full - widest))
+        while sum(widths[place] + 2 for place in words) > room:
+            wide = [place for place in words if widths[place] > self._least(place)]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
         blocks: list[list[int]] = [[]]
         for place in numbers:
-            if blocks[-1] and room + sum(widths[other] for other in (*blocks[-1], place)) > full:
+            if blocks[-1] and sum(widths[other] + 2 for other in (*words, *blocks[-1], place)) > full:
                 blocks.append([])
             blocks[-1].append(place)
         if self.table.title:
@@ -78,16 +83,19 @@ class OnConsole:
             drawn = ConsoleTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             together = [place for place in places if place in (*words, *block)]
             for place in together:
+                head = "\n".join(_wrapped(names[place], widths[place]))
                 side: Any = "left" if place in words else "right"
-                drawn.add_column(names[place], justify=side, overflow="fold", no_wrap=place in numbers)
+                drawn.add_column(head, justify=side, overflow="fold", min_width=min(widths[place], full))
             for row in self.table.rows:
-                drawn.add_row(*(_text(row[place], place == places[0]) for place in together))
+                drawn.add_row(*(_text(row[place], place == places[0], widths[place]) for place in together))
             yield drawn
 
-    def _width(self, place: int) -> int:
+    def _lines(self, place: int) -> list[str]:
         fields = (row[place] for row in self.table.rows)
-        lines = (line for field in fields for line in (field.text, *field.notes))
-        return max(map(cell_len, (self.table.columns[place], *lines)))
+        return [self.table.columns[place], *(line for field in fields for line in (field.text, *field.notes))]
+
+    def _least(self, place: int) -> int:
+        return max(cell_len(part) for line in self._lines(place) for part in _BREAKS.split(line))
 
 
 def tabulate(
@@ -222,12 +230,28 @@ _LATEX = {
 }  # fmt: skip
 _LINE, _SHORT = 70, 20  # characters of a line of LaTeX's article; of a column that is no paragraph
 _WORDS = 40  # of a console's line, for the columns of words where numbers need the room
+_BREAKS = re.compile(r"\s|(?<=[/_.:,=-])(?=\w)")  # where a line may end
 
 
 def _is_words(table: Any, place: int) -> bool:
     return not place or (bool(table.rows) and table.rows[0][place].kind not in ("", "undecided"))
 
 
-def _text(field: Field, first: bool) -> Text:
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break a line between words, and a word that is too long after a separator."""
+    lines = [""]
+    for word in text.split(" "):
+        for place, part in enumerate(_BREAKS.split(word) if cell_len(word) > width else [word]):
+            joined = f"{lines[-1]} {part}" if lines[-1] and not place else lines[-1] + part
+            if cell_len(joined) <= width or not lines[-1]:
+                lines[-1] = joined
+            else:
+                lines.append(part)
+    return lines
+
+
+def _text(field: Field, first: bool, width: int) -> Text:
     style = "dim" if field.kind == "undecided" else "bold" if first or field.notes else ""
-    return Text.assemble((field.text, style), *((f"\n{note}", "dim") for note in field.notes))
+    notes = ("\n".join(_wrapped(note, width)) for note in field.notes)
+    lines = "\n".join(_wrapped(field.text, width))
+    return Text.assemble((lines, style), *((f"\n{note}", "dim") for note in notes))

@@ -119,10 +119,21 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
     return mine | left
 
 
+# of differential towers, what the authors' code computes
+_EXPRESSED = {"attention": "differential", "parameterisation": "vector", "head_norm": True, "rescale": True}
+_EXPRESSED |= {"bias": True, "lambda_max": None, "temperature": 1.0, "output_gate": False}
+
+
 def to_released(model: CLIP) -> State:
     """Return a model's weights in the released layout, for the authors' own code; refuse what it cannot express."""
     if model.config is None or model.logit_bias is not None:
         raise UserError("the released layout cannot store a logit bias; expected a model of the CLIP loss")
+    for tower in (model.config.vision, model.config.text):
+        for name, value in _EXPRESSED.items() if tower.attention != "softmax" else ():
+            if (own := getattr(tower, name)) != value:
+                raise UserError(
+                    f"the released layout cannot store {name} {own}, expected {value}; use layout antiphase"
+                )
     state, released = model.state_dict(), State()
     for ours, theirs in _translation(model.config).items():
         parts = state[ours].chunk(len(theirs)) if len(theirs) > 1 else [state[ours]]

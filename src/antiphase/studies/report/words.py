@@ -111,7 +111,8 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     behind = f"{seeds} training seeds"
     if len(eps) > 1:
         behind += f", ε of {eps[0].removeprefix('at ').removesuffix('/255')} to {eps[-1].removeprefix('at ')}"
-    return {"estimate": numbers[0] if len(checks) == 1 else "; ".join(texts), "least": least, "behind": behind}
+    estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
+    return {"estimate": estimate, "each": " and ".join(numbers), "least": least, "behind": behind}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
