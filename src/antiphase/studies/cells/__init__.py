@@ -1,7 +1,7 @@
 """The cells of studies: trainings and measurements."""
 
 from antiphase.studies.cells.evaluate import Evaluate, Relevance
-from antiphase.studies.cells.images import Accuracy, Attack, Margin, Radius, Sense
+from antiphase.studies.cells.images import Accuracy, Attack, Certified, Margin, Radius, Sense, Transfer
 from antiphase.studies.cells.models import FACTORS, Given, Measurement, Model, Own, given
 from antiphase.studies.cells.training import TrainClip, TrainVit, Untrained, Variant
 from antiphase.studies.cells.vlm import AttackAnswers, TrainVlm
@@ -11,6 +11,7 @@ __all__ = [
     "Accuracy",
     "Attack",
     "AttackAnswers",
+    "Certified",
     "Evaluate",
     "Given",
     "Margin",
@@ -23,6 +24,7 @@ __all__ = [
     "TrainClip",
     "TrainVit",
     "TrainVlm",
+    "Transfer",
     "Untrained",
     "Variant",
     "given",

@@ -1,7 +1,7 @@
 """Measurements of one classifier on images: accuracy, attacks, margins, radii and sensitivity."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -12,9 +12,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import add_attack, find_spec, settings_of
-from antiphase.attacks.engine.oracle import Oracle
+from antiphase.attacks.engine.oracle import Oracle, logits_of
+from antiphase.attacks.pgd import pgd
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Nesting
+from antiphase.attacks.threat import Threat
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import AGAIN, measure
 from antiphase.commands.sense import SenseOptions
@@ -22,9 +24,10 @@ from antiphase.commands.sense.run import ABOUT_SCHEMA, Part, Rows, rows_of, sens
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
+from antiphase.sensitivity.smoothing import smooth
 from antiphase.sensitivity.theory import margins as margins_to
-from antiphase.studies.cells.models import Measurement
-from antiphase.studies.spec import Lab
+from antiphase.studies.cells.models import Measurement, Model
+from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import WORK_FOLDER
 
 
@@ -201,6 +204,56 @@ class Radius(Measurement):
         rows = sense(*told, process=lab.process, parts=[RADIUS])["radius"]
         labels = pl.DataFrame({"sample": images.ids.numpy(), "label": images.labels.numpy()})
         return rows.join(labels, on="sample", maintain_order="left")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Certified(Measurement):
+    """Radii that randomised smoothing certifies, see :mod:`antiphase.sensitivity.smoothing`; 0 where it abstains."""
+
+    kind = "certified"
+    limit: int
+    sigma: float
+    samples: int
+    seed: int = 0
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        model, data = self.ready(lab, self.limit)
+        how: dict[str, Any] = {"sigma": self.sigma, "samples": self.samples, "seed": self.seed}
+        found = smooth(model, data.images(range(len(data))), ids=data.ids, progress=self.label * lab.progress, **how)
+        columns = {"sample": data.ids, "label": data.labels, "prediction": found.prediction, "radius": found.radius}
+        return pl.DataFrame({name: values.numpy() for name, values in columns.items()})
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Transfer(Measurement):
+    """What a model makes of images that PGD made on another model, with one row per image."""
+
+    kind = "transfer"
+    surrogate: Model
+    eps: float
+    limit: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"transfer from {self.surrogate.label} to {self.model.label}"
+
+    def needs(self) -> tuple[Cell, ...]:
+        return self.surrogate.needed() + self.model.needed()
+
+    def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
+        made_on, data = replace(self, model=self.surrogate).ready(lab, self.limit)
+        images = data.images(range(len(data)))
+        told = {"ids": data.ids, "seed": self.seed, "progress": self.label * lab.progress, "early_stop": False}
+        made = pgd(made_on, images, None, Threat(eps=self.eps), **self.settings, **told)
+        model, _ = self.ready(lab, self.limit)
+        clean, after = (logits_of(model, shown).argmax(1) for shown in (images, made.adversarial))
+        columns = {"sample": data.ids, "label": data.labels, "clean_prediction": clean, "prediction": after}
+        frame = pl.DataFrame({name: values.numpy() for name, values in columns.items()})
+        return frame.with_columns(eps=pl.lit(self.eps), success=pl.col("prediction") != pl.col("clean_prediction"))
 
 
 _RENAMED = {"eps": "radius", "travel": "eps"}

@@ -8,10 +8,10 @@ from typing import Any
 import polars as pl
 
 from antiphase.studies.cells import TrainVit
-from antiphase.studies.claims import apart, on_average
+from antiphase.studies.claims import Check, apart, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
-from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, VIT, trained
+from antiphase.studies.figures import IN_255THS, Artefact, Panel, Table, panels, tables
+from antiphase.studies.own.variants import DIFFVIT, VIT, seeds_of, trained
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
 from antiphase.studies.papers.robustness.layers import cosine
@@ -38,7 +38,7 @@ CHOSEN = {
 """Strengths that ``benchmarks/defence_strengths.py`` chose on held-out training images; of fast and free adversarial
 training the ε, of TRADES its β at ε = 2/255."""
 TRAINED = {DIFFVIT: ("natural", *DEFENCES), VIT: ("natural", "fast")}
-SEEDS, PROBED = 8, 2  # training seeds of the laptop profile, and those under further attacks
+PROBED = 2  # training seeds under further attacks
 AUTOATTACK_EPS = tuple(eps / 255 for eps in (1, 2, 4))
 AT = 2 / 255
 
@@ -62,8 +62,7 @@ def defended(sizes: RobustnessBench, kind: str, name: str, seed: int, data: str,
 def cells(profile: Profile) -> list[Cell]:
     """Return accuracy, PGD and AutoAttack of every model, and further attacks and gradients of the first seeds."""
     sizes, made = bench(profile), list[Cell]()
-    seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
-    for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds):
+    for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds_of(profile)):
         for name in names:
             model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
             made += [sizes.attack(model), sizes.accuracy(model)]
@@ -76,7 +75,7 @@ def cells(profile: Profile) -> list[Cell]:
     return made
 
 
-def _split(rows: pl.DataFrame) -> pl.DataFrame:
+def split_series(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows with the columns ``model`` and ``defence`` in place of the series' two parts."""
     parts = pl.col("series").str.split(", ")
     return rows.with_columns(model=parts.list.first(), defence=parts.list.get(1, null_on_oob=True).fill_null("natural"))
@@ -85,33 +84,40 @@ def _split(rows: pl.DataFrame) -> pl.DataFrame:
 def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return PGD over ε, AutoAttack, and the further attacks, with whether an image is right under attack."""
     held = (pl.col("clean_prediction") == pl.col("label")) & ~pl.col("success")
-    attacks = _split(rows["attack"]).with_columns(robust=held.cast(pl.Float64))
+    attacks = split_series(rows["attack"]).with_columns(robust=held.cast(pl.Float64))
     over_eps = (pl.col("attack") == "pgd") & (pl.col("restarts").fill_null(1) == 1) & (pl.col("eps") < 0.5)
     whole = pl.col("attack") == "autoattack"
     return attacks.filter(over_eps), attacks.filter(whole), attacks.filter(~over_eps & ~whole)
 
 
-def draw(rows: RowsByTable) -> Artefact:
-    """Draw robust against clean accuracy; tables of ASR, robust accuracy, further attacks and gradients."""
-    pgd, autoattack, further = evaluated(rows)
-    clean = estimates(_split(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
+def draw_defences(rows: RowsByTable, name: str) -> tuple[list[Panel], list[Table]]:
+    """Return robust against clean accuracy, and tables of accuracy, robust accuracy and ASR."""
+    pgd, autoattack, _ = evaluated(rows)
+    clean = estimates(split_series(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
     at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
     placed = at.join(clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"])
     labels = ("clean accuracy (%)", "robust accuracy, AutoAttack at 2/255")
     drawn = panels(placed.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
-    listed = tables(clean, "Clean accuracy, {data}", "defence-accuracy-{data}", "defence", "model", index="defence")
+    listed = tables(clean, "Clean accuracy, {data}", f"{name}-accuracy-{{data}}", "defence", "model", index="defence")
     title = "Robust accuracy of {model} under AutoAttack, {data}"
-    listed += tables(robust, title, "defence-robust-{model}-{data}", "defence", IN_255THS, index="defence")
+    listed += tables(robust, title, f"{name}-robust-{{model}}-{{data}}", "defence", IN_255THS, index="defence")
     rates = estimates(pgd, ["data", "model", "defence", "eps"], ASR)
     title = "ASR of {model} under PGD, {data}"
-    listed += tables(rates, title, "defence-asr-{model}-{data}", "defence", IN_255THS, index="defence")
+    listed += tables(rates, title, f"{name}-asr-{{model}}-{{data}}", "defence", IN_255THS, index="defence")
+    return [*drawn], listed
+
+
+def draw(rows: RowsByTable) -> Artefact:
+    """Draw what all defences do; tables of the further attacks and of the gradients, too."""
+    drawn, listed = draw_defences(rows, "defence")
+    further = evaluated(rows)[2]
     words = pl.when(pl.col("attack") == "square").then(pl.lit("Square")).when(pl.col("eps") == 1.0)
     named = further.with_columns(how=words.then(pl.lit("PGD, any pixel")).otherwise(pl.lit("PGD, margin, 10 restarts")))
     more = estimates(named, ["data", "defence", "how"], ASR)
     title = "ASR of DiffViT under further attacks at 2/255, and without a bound, {data}"
     listed += tables(more, title, "defence-further-{data}", "defence", "how", index="defence")
-    aligned = _split(rows["alignment"]).filter(site="pixels")
+    aligned = split_series(rows["alignment"]).filter(site="pixels")
     aligned = aligned.group_by("data", "defence", "cell", SEED, "sample", maintain_order=True)
     sums = aligned.agg(pl.mean("cross", "first", "second", "moved"))
     angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over("data", "defence")
@@ -141,16 +147,25 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def checks(rows: RowsByTable) -> Checks:
     """Check of each defence whether it lowers DiffViT's ASR, and lifts its robust accuracy above the natural ViT's."""
+    found = {key: some for name in DEFENCES for key, some in defence_checks(rows, DIFFVIT, name).items()}
+    return found | {"fast-gap-remains": gap_remains(rows, DIFFVIT, "fast")}
+
+
+def defence_checks(rows: RowsByTable, kind: str, name: str, prefix: str = "", eps: float = AT) -> Checks:
+    """Check whether a defence lowers the ASR of a model, and lifts its robust accuracy above the natural ViT's."""
     pgd, autoattack, _ = evaluated(rows)
-    found: Checks = {}
-    for name in DEFENCES:
-        one = f"{DIFFVIT}, {name}"
-        found[f"{name}-lowers-asr"] = on_average(pgd, DIFFVIT, than=one, eps=EPS)
-        words = f"robust accuracy({one}) − robust accuracy({VIT})"
-        levels: dict[str, Any] = {"unit": "points", "eps": AT}
-        found[f"{name}-reaches-vit"] = apart(autoattack, "series", one, VIT, pl.col("robust"), words, **levels)
-    found["fast-gap-remains"] = on_average(pgd, f"{DIFFVIT}, fast", than=f"{VIT}, fast", eps=EPS)
-    return found
+    one, levels = f"{kind}, {name}", {"unit": "points", "eps": eps}
+    words = f"robust accuracy({one}) − robust accuracy({VIT})"
+    above: dict[str, Any] = {"what": words, **levels}
+    return {
+        f"{prefix}{name}-lowers-asr": on_average(pgd, kind, than=one, eps=EPS),
+        f"{prefix}{name}-reaches-vit": apart(autoattack, "series", one, VIT, pl.col("robust"), **above),
+    }
+
+
+def gap_remains(rows: RowsByTable, kind: str, name: str) -> list[Check]:
+    """Check that a model has a higher ASR than a ViT that was trained alike."""
+    return on_average(evaluated(rows)[0], f"{kind}, {name}", than=f"{VIT}, {name}", eps=EPS)
 
 
 DEFENCE = PAPER.study("defence", cells, draw, checks, settings, by_data=True)

@@ -7,12 +7,14 @@ from pathlib import Path
 import polars as pl
 
 from antiphase.studies.cells import TrainVit
-from antiphase.studies.claims import Check, on_average
-from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps
+from antiphase.studies.claims import Check, apart, higher, on_average
+from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, SEEDS, STARTS, VIT, trained
+from antiphase.studies.own.variants import DIFFVIT, STARTS, VIT, seeds_of, trained
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
+from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_checks
+from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, reaching
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 PAPER = Paper("own", Path(__file__).parent)
@@ -21,21 +23,22 @@ RECIPE = {"epochs": 10, "learning_rate": 2e-3, "warmup_epochs": 1}
 """Chosen by the accuracy on 5,000 training images that one DiffViT did not learn: 87.1 % after 8 epochs."""
 
 
-def larger(sizes: RobustnessBench, series: str, seed: int, data: str, start: str) -> TrainVit:
-    """Return the training of a model twice as wide; on the images of a laptop, with 49 patches in place of 16."""
+def larger(
+    sizes: RobustnessBench, series: str, seed: int, data: str, start: str, times: int = 2, called: str = ""
+) -> TrainVit:
+    """Return the training of a model some times as wide; on the images of a laptop, with 49 patches in place of 16."""
     model = trained(sizes, series, seed, data, start)
     how = {
-        "sizes": {**model.sizes, "dim": 2 * model.config().dim, "patch_size": 4},
+        "sizes": {**model.sizes, "dim": times * model.config().dim, "patch_size": 4},
         "recipe": {**model.recipe, **RECIPE},
     }
-    return replace(model, called=LARGER[series], **how)
+    return replace(model, called=called or LARGER[series], **how)
 
 
 def cells(profile: Profile) -> list[Cell]:
     """Return PGD over ε and accuracy of the larger models, and PGD on those of the other studies."""
     sizes, made = bench(profile), list[Cell]()
-    seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
-    for data, seed, start, series in product(sizes.data, seeds, STARTS, LARGER):
+    for data, seed, start, series in product(sizes.data, seeds_of(profile), STARTS, LARGER):
         model = larger(sizes, series, seed, data, start)
         made += [sizes.attack(trained(sizes, series, seed, data, start)), sizes.attack(model), sizes.accuracy(model)]
     return made
@@ -71,3 +74,97 @@ def checks(rows: RowsByTable) -> Checks:
 
 
 LARGER_VITS = PAPER.study("larger-vits", cells, draw, checks, settings, by_data=True)
+
+
+def _each(profile: Profile) -> list[TrainVit]:
+    """Return the larger twins under the names that the studies of the paper give to theirs."""
+    sizes = bench(profile)
+    every = product(sizes.data, seeds_of(profile), STARTS, LARGER)
+    return [larger(sizes, series, seed, data, start, called=series) for data, seed, start, series in every]
+
+
+def _attack_cells(profile: Profile) -> list[Cell]:
+    """Return AutoAttack, patches of each width, and Carlini and Wagner's attack."""
+    sizes, made = bench(profile), list[Cell]()
+    for model in _each(profile):
+        made += [sizes.attack(model, AT, "autoattack"), sizes.nearest(model)]
+        made += [sizes.patch(model, width) for width in WIDTHS]
+    return made
+
+
+def _draw_attacks(rows: RowsByTable) -> Artefact:
+    attacks = rows["attack"]
+    strong, patches = (attacks.filter(attack=name) for name in ("autoattack", "patch"))
+    rates = estimates(strong, ["data", "series", "eps"], ASR)
+    listed = tables(rates, "ASR under AutoAttack, {data}", "larger-autoattack-{data}", "series", IN_255THS)
+    rates = estimates(patches, ["data", "series", "width"], ASR)
+    width = pl.format("width {}", "width")
+    listed += tables(rates, "ASR under patches, {data}", "larger-patches-{data}", "series", width)
+    means = estimates(_distances(rows), ["data", "series"], pl.col("reach"), kind="size")
+    title = "Mean L2 distance under Carlini and Wagner's attack"
+    return Artefact([], listed + tables(means, title, "larger-cw", "series", "data", percent=False, digits=3))
+
+
+def _distances(rows: RowsByTable) -> pl.DataFrame:
+    return reaching({"attack": rows["attack"].filter(attack="carlini-wagner")})
+
+
+def _attack_checks(rows: RowsByTable) -> Checks:
+    attacks = rows["attack"]
+    words = f"mean L2 distance({VIT}) − mean L2 distance({DIFFVIT})"
+    return {
+        "autoattack": on_average(attacks.filter(attack="autoattack"), DIFFVIT, than=VIT, eps=AT),
+        "patches": higher(attacks.filter(attack="patch"), DIFFVIT, than=VIT, width=WIDTHS),
+        "cw": apart(_distances(rows), "series", VIT, DIFFVIT, pl.col("reach"), words),
+    }
+
+
+LARGER_ATTACKS = PAPER.study("larger-attacks", _attack_cells, _draw_attacks, _attack_checks, settings, by_data=True)
+
+
+def _layer_cells(profile: Profile) -> list[Cell]:
+    sizes, made = bench(profile), list[Cell]()
+    for model in _each(profile):
+        parts = ("alignment", "lipschitz", *(["depth"] if model.called == DIFFVIT else []))
+        made += [sizes.sense_of(model, part) for part in parts]
+    return made
+
+
+def _layer_checks(rows: RowsByTable) -> Checks:
+    found = sensitivity_checks(rows)
+    del found["cancels-more-when-deep"]  # all have one layer
+    return found
+
+
+LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, draw_sensitivity, _layer_checks, settings, by_data=True)
+
+TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop
+
+
+def _width_cells(profile: Profile) -> list[Cell]:
+    """Return PGD and accuracy of models of each width, uniform initial weights."""
+    sizes, made = bench(profile), list[Cell]()
+    for data, seed, times, series in product(sizes.data, seeds_of(profile), TIMES, LARGER):
+        model = larger(sizes, series, seed, data, "uniform", times, series)
+        made += [sizes.attack(model), sizes.accuracy(model)]
+    return made
+
+
+def _draw_widths(rows: RowsByTable) -> Artefact:
+    kind = pl.format("{}, width {}", "series", "dim")
+    rates = estimates(rows["attack"].with_columns(series=kind), ["data", "series", "eps"], ASR)
+    listed = tables(rates, "ASR under PGD, {data}", "larger-width-{data}", "series", IN_255THS)
+    clean = estimates(rows["accuracy"].with_columns(series=kind), ["series", "data"], CORRECT)
+    return Artefact([], listed + tables(clean, "Clean accuracy", "larger-width-accuracy", "series", "data"))
+
+
+def _width_checks(rows: RowsByTable) -> Checks:
+    attacks = rows["attack"]
+    widths = sorted(attacks["dim"].unique())
+    words = f"fitted rise of ASR({DIFFVIT}) − ASR({VIT}) over log2 width, {widths[0]} to {widths[-1]}, mean over ε"
+    rise = trend(gaps(attacks), "dim", {}, pl.col("value"), scale="log2")
+    fragile = on_average(attacks, DIFFVIT, than=VIT, eps=EPS, dim=widths[-1])
+    return {"fragile": fragile, "gap-grows-with-width": [Check(words, rise)]}
+
+
+LARGER_WIDTH = PAPER.study("larger-width", _width_cells, _draw_widths, _width_checks, settings, by_data=True)

@@ -50,11 +50,15 @@ def trained(sizes: RobustnessBench, series: str, seed: int, data: str, start: st
     return replace(sizes.train("vit" if series == VIT else "diffvit", seed, data, **how), called=series)
 
 
+def seeds_of(profile: Profile) -> tuple[int, ...]:
+    """Return eight training seeds under the laptop profile."""
+    return profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
+
+
 def cells(profile: Profile) -> list[Cell]:
     """Return PGD over ε, accuracy and margins of every model, and the gradients of the first seeds' maps."""
     sizes, made = bench(profile), list[Cell]()
-    seeds = profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
-    for data, start, seed, series in product(sizes.data, STARTS, seeds, SIZES):
+    for data, start, seed, series in product(sizes.data, STARTS, seeds_of(profile), SIZES):
         model = trained(sizes, series, seed, data, start)
         made += [sizes.attack(model), sizes.accuracy(model)]
         made.append(Margin(model=model, data=data, limit=sizes.images, gradients=False))

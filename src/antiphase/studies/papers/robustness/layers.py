@@ -175,7 +175,8 @@ def _estimated(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(estimates(pl.concat(some), PLACE, VALUE, kind) for kind, some in blocks.items() if some)
 
 
-def _sensitivity_checks(rows: RowsByTable) -> Checks:
+def sensitivity_checks(rows: RowsByTable) -> dict[str, list[Check]]:
+    """Check the parts of Theorem 2 in every layer, Lemma 2, and what noise and PGD leave behind."""
     layers = values(rows)
     depths, moves = sorted(layers["depth"].unique()), PERTURBATIONS.values()
 
@@ -200,7 +201,7 @@ def _sensitivity_checks(rows: RowsByTable) -> Checks:
     }
 
 
-LAYER_SENSITIVITY = vit_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, _sensitivity_checks)
+LAYER_SENSITIVITY = vit_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, sensitivity_checks)
 
 
 PAPERS, STEEPEST = ESTIMATORS[0], ESTIMATORS[2]

@@ -214,7 +214,7 @@ FIGURE_3B = vit_study(
 )
 
 
-def _reaching(rows: RowsByTable) -> pl.DataFrame:
+def reaching(rows: RowsByTable) -> pl.DataFrame:
     """Set the distance of robust images to the largest distance found on the data set, a lower bound."""
     attacks = rows["attack"].with_columns(found=pl.col("prediction") != pl.col("clean_prediction"))
     most = pl.when("found").then("distance").max().over("data")
@@ -222,7 +222,7 @@ def _reaching(rows: RowsByTable) -> pl.DataFrame:
 
 
 def _draw_distances(rows: RowsByTable) -> Artefact:
-    attacks = _reaching(rows)
+    attacks = reaching(rows)
     drawn, listed = list[Panel](), list[Table]()
     style: dict[str, Any] = {"percent": False, "digits": 3}
     for (data,), block in attacks.group_by("data", maintain_order=True):
@@ -259,7 +259,7 @@ def _farthest(block: pl.DataFrame) -> pl.DataFrame:
 
 
 def _distance_checks(rows: RowsByTable) -> Checks:
-    attacks = _reaching(rows)
+    attacks = reaching(rows)
     depths = sorted(attacks["depth"].unique())
 
     def rises(among: Sequence[int]) -> list[Check]:

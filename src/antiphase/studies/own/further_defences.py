@@ -1,0 +1,141 @@
+"""The defences that help, beyond DiffViTs of one layer: on ViT and V2, with four layers, certified, and by transfer."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import polars as pl
+
+from antiphase.studies.cells import Certified, TrainVit, Transfer
+from antiphase.studies.claims import Check, apart, higher
+from antiphase.studies.estimation import ASR, estimates
+from antiphase.studies.figures import Artefact, tables
+from antiphase.studies.own.defence import (
+    AT,
+    AUTOATTACK_EPS,
+    CHOSEN,
+    DEFENCES,
+    TRAINED,
+    defence_checks,
+    defended,
+    draw_defences,
+    gap_remains,
+    split_series,
+)
+from antiphase.studies.own.variants import DIFFVIT, V2, VIT, seeds_of
+from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.papers.robustness import success_rates
+from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
+from antiphase.studies.spec import Cell, Profile, RowsByTable
+
+PAPER = Paper("own", Path(__file__).parent)
+HELPFUL = ("fast", "trades", "input-gradient")  # of the study before: their claims hold, or nearly reached ViT
+OF_V2 = (*HELPFUL, "map-jacobian")
+DEEP = 4
+SIGMA = 0.12  # the least of Cohen, Rosenfeld and Kolter's on CIFAR-10
+CERTIFIED, DRAWS = 100, 1000  # images, and noisy copies of each
+
+
+def _made(sizes: RobustnessBench, kind: str, name: str, seed: int, data: str, **more: int) -> TrainVit:
+    model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
+    return replace(model, sizes={**model.sizes, **more})
+
+
+def _alike_cells(profile: Profile) -> list[Cell]:
+    """Return PGD, accuracy and AutoAttack of ViT, DiffViT and V2 with each defence."""
+    sizes, made = bench(profile), list[Cell]()
+    trained = {VIT: HELPFUL, DIFFVIT: HELPFUL, V2: OF_V2}
+    for data, seed, (kind, names) in product(sizes.data, seeds_of(profile), trained.items()):
+        for name in ("natural", *names):
+            model = _made(sizes, kind, name, seed, data)
+            made += [sizes.attack(model), sizes.accuracy(model), sizes.attack(model, AUTOATTACK_EPS, "autoattack")]
+    return made
+
+
+def _draw_alike(rows: RowsByTable) -> Artefact:
+    drawn, listed = draw_defences(rows, "defence-alike")
+    return Artefact([PAPER.plot("defence", drawn)], listed)
+
+
+def _alike_checks(rows: RowsByTable) -> Checks:
+    found = {key: some for name in OF_V2 for key, some in defence_checks(rows, V2, name, "v2-").items()}
+    found |= {f"v2-{name}-gap-remains": gap_remains(rows, V2, name) for name in HELPFUL}
+    return found | {f"{name}-gap-remains": gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
+
+
+DEFENCE_ALIKE = PAPER.study("defence-alike", _alike_cells, _draw_alike, _alike_checks, settings, by_data=True)
+
+
+def _deep_cells(profile: Profile) -> list[Cell]:
+    """Return PGD, accuracy and AutoAttack of ViT and DiffViT of four layers, natural and fast."""
+    sizes, made = bench(profile), list[Cell]()
+    for data, seed, kind, name in product(sizes.data, seeds_of(profile), (VIT, DIFFVIT), ("natural", "fast")):
+        model = _made(sizes, kind, name, seed, data, depth=DEEP)
+        made += [sizes.attack(model), sizes.accuracy(model)]
+        made.append(sizes.attack(model, success_rates.AT, "autoattack"))
+    return made
+
+
+def _draw_deep(rows: RowsByTable) -> Artefact:
+    return Artefact([], draw_defences(rows, "defence-deep")[1])
+
+
+def _deep_checks(rows: RowsByTable) -> Checks:
+    found = defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0])
+    return {**found, "fast-gap-remains": gap_remains(rows, DIFFVIT, "fast")}
+
+
+DEFENCE_DEEP = PAPER.study("defence-deep", _deep_cells, _draw_deep, _deep_checks, settings, by_data=True)
+
+
+def _certified_cells(profile: Profile) -> list[Cell]:
+    """Return certified radii of the models of the study of defences, and transfer from the undefended DiffViT."""
+    sizes, made = bench(profile), list[Cell]()
+    for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds_of(profile)):
+        natural = _made(sizes, kind, "natural", seed, data)
+        for name in names:
+            model = _made(sizes, kind, name, seed, data)
+            limit = min(CERTIFIED, sizes.images)
+            made.append(Certified(model=model, data=data, limit=limit, sigma=SIGMA, samples=DRAWS))
+            if kind == DIFFVIT and name != "natural":
+                shown = {"surrogate": natural, "eps": AT, "settings": dict(sizes.attacks.get("pgd", {}))}
+                made += [sizes.attack(model), Transfer(model=model, data=data, limit=sizes.images, **shown)]
+    return made
+
+
+# the radius where the smoothed model is right, else 0: its mean is the average certified radius
+_RADIUS = pl.when(pl.col("prediction") == pl.col("label")).then("radius").otherwise(0.0)
+
+
+def _both(rows: RowsByTable) -> pl.DataFrame:
+    """Return images that PGD made at 2/255: on the model itself, or on the undefended one."""
+    own = rows["attack"].filter((pl.col("eps") - AT).abs() < 1e-9).with_columns(made_on=pl.lit("itself"))
+    other = rows["transfer"].with_columns(made_on=pl.lit("undefended"))
+    return pl.concat([own.select(set(own.columns) & set(other.columns)), other], how="diagonal")
+
+
+def _draw_certified(rows: RowsByTable) -> Artefact:
+    radii = estimates(split_series(rows["certified"]), ["data", "model", "defence"], _RADIUS, kind="size")
+    title = "Average certified L2 radius, {data}"
+    style = {"index": "defence", "percent": False, "digits": 3}
+    listed = tables(radii, title, "defence-certified-{data}", "defence", "model", **style)
+    rates = estimates(split_series(_both(rows)), ["data", "defence", "made_on"], ASR)
+    title = "ASR of DiffViT under PGD at 2/255 by the model that the images were made on, {data}"
+    return Artefact([], listed + tables(rates, title, "defence-transfer-{data}", "defence", "made_on", index="defence"))
+
+
+def _certified_checks(rows: RowsByTable) -> Checks:
+    radii, attacks = rows["certified"], _both(rows)
+    found: dict[str, list[Check]] = {"transfer-breaks-less": []}
+    for name in HELPFUL:
+        how = {"value": _RADIUS, "what": "average certified radius", "unit": ""}
+        found[f"{name}-certifies-more"] = higher(radii, f"{DIFFVIT}, {name}", than=DIFFVIT, **how)
+    for name in DEFENCES:
+        some, words = attacks.filter(series=f"{DIFFVIT}, {name}"), f"ASR of {DIFFVIT}, {name}: own images − transferred"
+        found["transfer-breaks-less"] += apart(some, "made_on", "itself", "undefended", ASR, words, "points")
+    return found
+
+
+DEFENCE_CERTIFIED = PAPER.study(
+    "defence-certified", _certified_cells, _draw_certified, _certified_checks, settings, by_data=True
+)
