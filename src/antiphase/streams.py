@@ -53,12 +53,10 @@ def uniform(keys: Keys, count: int, offset: int | Keys = 0) -> Draws:
     """Return ``count`` uniform float32 numbers in [0, 1) per key, starting at position ``offset`` of its stream."""
     counter = torch.arange(1, count + 1, device=keys.device)[None, :]
     counter = counter + (offset[:, None] if isinstance(offset, Tensor) else offset)
-    bits = _mix(keys[:, None] + counter * _GOLDEN)
-    return _shift_right(bits, 40).to(torch.float32) * 2.0**-24
+    return _shift_right(_mix(keys[:, None] + counter * _GOLDEN), 40).to(torch.float32) * 2.0**-24
 
 
 def normal(keys: Keys, count: int, offset: int | Keys = 0) -> Draws:
     """Return ``count`` standard normal numbers per key, by the Box–Muller transform (1958)."""
     radius = (-2.0 * torch.log1p(-uniform(keys, count, offset).double())).sqrt()
-    angle = 2.0 * math.pi * uniform(_mix(keys), count, offset).double()
-    return (radius * angle.cos()).float()
+    return (radius * (2.0 * math.pi * uniform(_mix(keys), count, offset).double()).cos()).float()

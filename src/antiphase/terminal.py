@@ -109,8 +109,7 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
         def show(completed: float, note: str) -> None:
             bar.set_postfix_str(safe(note), refresh=False)
             bar.update(min(completed, total) - bar.n)  # tqdm knows no total beyond its end
-            due = time.monotonic() > _last_line["time"] + _LINE_SECONDS
-            if shown and hidden and completed < total and due:
+            if shown and hidden and completed < total and time.monotonic() > _last_line["time"] + _LINE_SECONDS:
                 _last_line["time"] = time.monotonic()
                 spent = time.monotonic() - began
                 words = [f"{title}: {completed:,.0f} of {total:,}", note, f"after {duration(spent)}"]

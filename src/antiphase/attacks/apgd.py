@@ -188,8 +188,7 @@ class _ApgdL1:
         self.interval = max(int(0.04 * self.steps), 1)
 
     def start(self, rows: Rows) -> None:
-        eps = _PHASES[0][0] * rows["eps"]
-        rows["x"] = random_point(rows["clean"], eps, "l1", self.threat.bounds, rows["key"])
+        rows["x"] = random_point(rows["clean"], _PHASES[0][0] * rows["eps"], "l1", self.threat.bounds, rows["key"])
         rows["peak"], rows["peak_gradient"] = rows["x"].clone(), torch.zeros_like(rows["x"])
         rows.fill(-torch.inf, "start_loss", "peak_loss")
         rows.fill(0.0, "changed", "share", "step_size", "radius")  # set as a phase begins
@@ -237,8 +236,7 @@ class _ApgdL1:
         ranks = gradient.flatten(1).abs().sort(dim=1).values
         first = ((1.0 - rows["share"]) * ranks.shape[1]).long().clamp(0, ranks.shape[1] - 1)
         signs = gradient.sign() * (gradient.abs() >= per_row(ranks.gather(1, first[:, None]).flatten(), x))
-        length = row_norm(signs, "l1").clamp_min(1.0)
-        moved = rows["x"] + per_row(rows["step_size"] / length, x) * signs
+        moved = rows["x"] + per_row(rows["step_size"] / row_norm(signs, "l1").clamp_min(1.0), x) * signs
         rows["x"] = project(moved, clean, rows["radius"], "l1", self.threat.bounds)
         rows["t"] = t + 1
 

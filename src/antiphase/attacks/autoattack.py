@@ -71,8 +71,7 @@ def autoattack_ensemble(version: str = "standard", steps: int = 100, queries: in
     malt = Stage("apgd-t", gradient, {"steps": steps, "targets": "malt"})
     # as in the official ensemble; not among the settings, which name stored rows
     boundary = partial(unchecked(fab), final_search=False)
-    windows = partial(unchecked(square), rescale_schedule=False)
-    blind = Stage("square", windows, {"queries": queries}, black_box=True)
+    blind = Stage("square", partial(unchecked(square), rescale_schedule=False), {"queries": queries}, black_box=True)
     # with restarts, FAB starts within ε / 2 of the image and one search no longer serves every ε
     plain_fab = Stage("fab", boundary, {"steps": steps, "restarts": restarts}, nearest=restarts == 1)
     fab_t = Stage("fab-t", boundary, {"steps": steps, "targets": targets}, nearest=True)

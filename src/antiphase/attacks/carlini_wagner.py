@@ -127,8 +127,7 @@ class _CarliniWagner:
         clean, tanh = rows["clean"], _tanh(rows["w"])
         x = (clean + self.half * (tanh - rows["origin"])).clamp(*self.threat.bounds)
         target = rows["target"] if self.targets else None
-        loss = partial(margin, labels=rows["label"], targets=target)
-        (value,), logits, (slope,) = oracle.gradients(rows, x, [loss])
+        (value,), logits, (slope,) = oracle.gradients(rows, x, [partial(margin, labels=rows["label"], targets=target)])
         hinge = (self.confidence - value).clamp_min(0.0)
         rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
         over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target
@@ -177,8 +176,7 @@ class _CarliniWagner:
         rows.put("upper", ended & rows["enough"], const)
         rows.put("lower", ended & ~rows["enough"], const)
         larger = (10.0 * const).clamp(max=_LARGEST_CONST)
-        middle = 0.5 * (rows["lower"] + rows["upper"])
-        rows.put("const", ended, torch.where(rows["upper"].isinf(), larger, middle))
+        rows.put("const", ended, torch.where(rows["upper"].isinf(), larger, 0.5 * (rows["lower"] + rows["upper"])))
         again = ended & rows["loss"].isfinite()
         rows.put("w", again, rows["best_w"])
         unit = self.half * row_norm(1.0 - _tanh(rows["w"]).square(), "l2")

@@ -233,8 +233,7 @@ def _nearest(values: list[Tensor], gradients: list[Points], shift: Points, norm:
     moved = [value.double() + _inner(slope, shift) for value, slope in zip(values, gradients, strict=True)]
     lengths = [row_norm(slope.double().flatten(1), DUAL[norm]).clamp_min(1e-12) for slope in gradients]
     # the distance to each plane, bounds aside
-    away = [value.abs() / length for value, length in zip(moved, lengths, strict=True)]
-    chosen = torch.stack(away, 1).argmin(1)
+    chosen = torch.stack([value.abs() / length for value, length in zip(moved, lengths, strict=True)], 1).argmin(1)
     value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
     gradient = gradients[0]
     for index, slope in enumerate(gradients[1:], start=1):

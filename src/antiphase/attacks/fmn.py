@@ -95,8 +95,7 @@ class _Fmn:
             # where the bounds take most of a step, the estimate alone would stay too short
             first = estimate.maximum(torch.where(rows["t"] > 0, larger, 0.0))
             larger = torch.where(rows["crossed"], larger, first)
-        radius = torch.where(adversarial, torch.minimum(smaller, best), larger)
-        rows["radius"] = torch.minimum(radius, widest)
+        rows["radius"] = torch.minimum(torch.where(adversarial, torch.minimum(smaller, best), larger), widest)
         moved = x + per_row(step_size / row_norm(gradient, "l2").clamp_min(1e-12), x) * gradient
         rows["x"] = project(moved, clean, rows["radius"], self.threat.norm, self.threat.bounds)
         rows["t"] = rows["t"] + 1

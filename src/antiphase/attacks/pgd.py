@@ -204,8 +204,7 @@ def squares(width: int, rows: Rows) -> Bool[Tensor, "batch 1 height width"]:
     (height, breadth), keys = rows["clean"].shape[2:], rows["key"]
     # a separate stream: the random start draws from that of the row
     draw = uniform(sample_keys(keys, torch.full_like(keys, width)), 2).double()
-    room = torch.tensor([height - width + 1, breadth - width + 1], device=keys.device)
-    top, left = (draw * room).long().unbind(1)
+    top, left = (draw * torch.tensor([height - width + 1, breadth - width + 1], device=keys.device)).long().unbind(1)
     down = torch.arange(height, device=keys.device)[None] - top[:, None]
     across = torch.arange(breadth, device=keys.device)[None] - left[:, None]
     inside_down, inside_across = ((far >= 0) & (far < width) for far in (down, across))

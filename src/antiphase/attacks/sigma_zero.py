@@ -94,8 +94,7 @@ class _SigmaZero:
         change = _ADAPT * rate.to(x.dtype)
         rows["threshold"] = (rows["threshold"] + torch.where(adversarial, change, -change)).clamp(0.0, 1.0)
         moved = (clean + moved * (high - low)).clamp(low, high)
-        small = (moved - clean).abs() < per_row(rows["threshold"], x) * (high - low)
-        rows["x"] = torch.where(small, clean, moved)
+        rows["x"] = torch.where((moved - clean).abs() < per_row(rows["threshold"], x) * (high - low), clean, moved)
         rows["t"] = t + 1
 
 

@@ -167,5 +167,4 @@ def random_point(clean: Points, eps: Numbers, norm: Norm, bounds: Bounds, keys: 
         # in float64: the last bit of torch's powers depends on the position in the tensor
         radius = (uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
         delta = delta / row_norm(delta, "l2")[:, None] * radius
-    x = clean + delta.to(clean.dtype).view_as(clean) * per_row(eps, clean)
-    return project(x, clean, eps, norm, bounds)
+    return project(clean + delta.to(clean.dtype).view_as(clean) * per_row(eps, clean), clean, eps, norm, bounds)

@@ -88,8 +88,7 @@ def mean_over_queries(x: Float[Tensor, "*batch queries _"], mask: Tensor | None 
     if mask is None or mask.ndim < 2 or mask.shape[-2] == 1:
         return x.mean(-2, keepdim=True)
     # the least finite number shuts, too
-    closed = ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
-    shut = closed.to(x.dtype)
+    shut = (~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2).to(x.dtype)
     sees_more = (1 - shut) @ shut.mT > 0  # (other query, query)
     weights = (~sees_more).mT.to(x.dtype)
     return weights / weights.sum(-1, keepdim=True) @ x

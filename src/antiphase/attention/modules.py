@@ -143,16 +143,14 @@ class _SelfAttention(nn.Module):
         of_heads = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
         if of_heads or (layout.paired and not layout.shared):
             queries, keys, values = self.parts(*projected)
-            pairs = zip(queries, keys, strict=True)
-            one, two = (attend_grouped(q, k, values, mask, backend) for q, k in pairs)
+            one, two = (attend_grouped(q, k, values, mask, backend) for q, k in zip(queries, keys, strict=True))
             return one, two
         *first, last = projected  # split, whose gradient is one concatenation
         q, k, v = (*first, *last.split(layout.rows[len(first) :], -1))
         q = self._warmed(q)
         keys, values = self._heads(k), v.unflatten(-1, (-1, layout.values)).transpose(1, 2)
         if layout.shared:
-            both = attend_grouped(self._heads(q), keys, values, mask, backend).unflatten(1, (-1, 2))
-            one, two = both.unbind(2)
+            one, two = attend_grouped(self._heads(q), keys, values, mask, backend).unflatten(1, (-1, 2)).unbind(2)
             return one, two
         one, two = self._queries(q)
         products = attend_grouped(one, keys[:, : layout.keys], values, mask, backend)
@@ -271,8 +269,7 @@ class DifferentialAttention(_SelfAttention):
     ) -> None:
         form: Variant = find(VARIANTS, variant, "variant")
         given = dict(parameterisation=parameterisation, head_norm=head_norm, rescale=rescale, bias=bias)
-        changes = {name: value for name, value in given.items() if value is not None}
-        own: dict[str, Any] = form.defaults | changes
+        own: dict[str, Any] = form.defaults | {name: value for name, value in given.items() if value is not None}
         options: Any = {name: own[name] for name in ("parameterisation", "head_norm")}
         if lambda_max is not None and not lambda_max >= lambda_init:
             raise UserError(f"lambda_max {lambda_max:g}: expected lambda_init, {lambda_init:g}, or more")

@@ -58,8 +58,7 @@ class Command:
     @contextlib.contextmanager
     def work(self, options: Any) -> Iterator[Callable[..., Any]]:
         """Yield the function that does the work, in the directory of a run, if there is one."""
-        folder = run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext()
-        with folder:
+        with run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext():
             yield imported(self.run)
 
     def told(

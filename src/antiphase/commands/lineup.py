@@ -64,8 +64,7 @@ class Lineup:
 
     def ordered(self) -> "tuple[Lineup, list[str]]":
         """Return the same with labels in the order of the models' outputs, which have to fit, and doubts about it."""
-        cards = [model_card.card_of(model) for model in self.everyone]
-        data, notes = in_model_order(cards, self.data)
+        data, notes = in_model_order([model_card.card_of(model) for model in self.everyone], self.data)
         lineup = replace(self, data=data)
         lineup.check_fit()
         return lineup, notes
@@ -199,8 +198,7 @@ def _architecture(model: nn.Module) -> dict[str, Any]:
     inner: Any = model
     while type(inner).__module__.startswith("antiphase.models.") and hasattr(inner, "model"):
         inner = inner.model
-    parameters = sum(each.numel() for each in model.parameters())
-    return {"architecture": type(inner).__name__, "parameters": parameters}
+    return {"architecture": type(inner).__name__, "parameters": sum(each.numel() for each in model.parameters())}
 
 
 def environment_record(device: torch.device) -> dict[str, Any]:
@@ -262,6 +260,5 @@ def write_run(
                 frame = frame.select(*before, "file", pl.exclude(*before, "file"))
             write_frame(out / f"{name}.parquet", frame)
     end = finished(out, began)
-    about = lineup.record(options, settings, warnings, command, end["seconds"])
-    write_json(out / "run.json", about | end | record)
+    write_json(out / "run.json", lineup.record(options, settings, warnings, command, end["seconds"]) | end | record)
     write_json(out / "summary.json", summary)

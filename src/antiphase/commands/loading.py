@@ -185,8 +185,7 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
     modules: dict[str, nn.Module] = {}
     for option in ("model", "models", "against"):
         if not _is_text(value := values.get(option)):
-            pairs = _by_name(value)
-            specs = tuple(f"{name}{_named(model, modules)}" for name, model in pairs)
+            specs = tuple(f"{name}{_named(model, modules)}" for name, model in _by_name(value))
             text[option] = specs if isinstance(value, Sequence | Mapping) else specs[0]
     devices = [str(device_of(module)) for module in modules.values()]  # refuses weights without values
     if devices and "device" in options and values.get("device", "auto") == "auto":
@@ -256,5 +255,4 @@ def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
     count = logits.shape[1]
     # labels count the outputs: there are no folders whose order could be another
     names = images.class_names if len(images.class_names) == count else None
-    card = ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names)
-    with_card(model, card)
+    with_card(model, ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names))

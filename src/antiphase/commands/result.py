@@ -163,8 +163,7 @@ class Result(ABC):
         blocks = []
         for _, block in frame.group_by(compared_together(frame), maintain_order=True):
             rows = block.rows(named=True)
-            estimates = [estimate_of(row, "difference") for row in rows]
-            signs = decide(estimates, [row.get("p_value") for row in rows])
+            signs = decide([estimate_of(row, "difference") for row in rows], [row.get("p_value") for row in rows])
             blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
         return pl.concat(blocks).sort("place").drop("place")
 
@@ -196,8 +195,7 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         picture = base64.b64encode(saved(self.figure(), "svg")).decode()
         values = {"warnings": self.warnings, "tables": self.all_tables(), "most": _MOST_ROWS}
-        template = environment().get_template("notebook.html")
-        return template.render(values, line=repr(self)[1:-1], picture=picture)
+        return environment().get_template("notebook.html").render(values, line=repr(self)[1:-1], picture=picture)
 
     def all_tables(self) -> list[Table]:
         """Return the tables of the page, or the main ones of them."""

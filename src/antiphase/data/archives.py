@@ -163,5 +163,4 @@ def _images(path: str) -> "pl.LazyFrame":
     rows = pl.scan_parquet(path, glob=False)
     schema = rows.collect_schema()
     column = next(name for name in IMAGE_COLUMNS if name in schema)
-    kind = schema[column]
-    return rows.select(pl.col(column) if kind == pl.Binary else pl.col(column).struct.field("bytes"))
+    return rows.select(pl.col(column) if schema[column] == pl.Binary else pl.col(column).struct.field("bytes"))

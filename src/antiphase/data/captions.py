@@ -35,8 +35,7 @@ def row_pairs(
     ids, files, captions, labels = zip(*kept, strict=True) if kept else ((),) * 4
     skipped = tuple(f"{file} {lack}" for file, captions, _ in rows if not captions)
     about = {"ids": torch.tensor(ids, dtype=torch.int64), "captions": captions, "skipped": skipped}
-    classes = labels if class_names else None
-    return FilePairs.whole(name, split, class_names, classes, root=root, files=files, **about)
+    return FilePairs.whole(name, split, class_names, labels if class_names else None, root=root, files=files, **about)
 
 
 def listed_pairs(
@@ -91,8 +90,7 @@ def _coco_images(path: Path, content: Any) -> Iterator[tuple[str, Any, list[Any]
 
 def _coco_texts(path: Path, content: Any) -> dict[str, tuple[str, ...]]:
     with _layout(path):
-        images = _coco_images(path, content)
-        texts = {file: [note["caption"].strip() for note in notes] for file, _, notes in images}
+        texts = {file: [note["caption"].strip() for note in notes] for file, _, notes in _coco_images(path, content)}
     return {file: tuple(filter(None, several)) for file, several in texts.items()}
 
 
@@ -224,8 +222,7 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
 
     Cells are separated by tabs if the header line has one, without quotes, else by commas, perhaps in double quotes.
     """
-    text = read_text(path, "give a table in UTF-8", most=2**40)
-    lines = re.split("\r\n?|\n", text.removeprefix("\ufeff"))
+    lines = re.split("\r\n?|\n", read_text(path, "give a table in UTF-8", most=2**40).removeprefix("\ufeff"))
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):
         try:

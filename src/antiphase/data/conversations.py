@@ -69,8 +69,7 @@ class Conversations:
 
     def __getitem__(self, position: int) -> Conversation:
         image, turns = self.look(position)
-        pixels = None if image is None else self.read(image).float() / 255
-        return Conversation(self.ids[position], pixels, turns)
+        return Conversation(self.ids[position], None if image is None else self.read(image).float() / 255, turns)
 
     def has_image(self, position: int) -> bool:
         return self.look(position)[0] is not None
@@ -93,8 +92,7 @@ def load_conversations(
     if unknown := settings.keys() - source.settings:
         known = ", ".join(source.settings) or "none"
         raise UserError(f"{name}: no setting {min(unknown)!r}; expected {known}")
-    path = plain.partition(":")[2]
-    whole = source.load(name, "train", root, path=path, stage=stage, seed=seed, **settings)
+    whole = source.load(name, "train", root, path=plain.partition(":")[2], stage=stage, seed=seed, **settings)
     if limit is None or limit >= len(whole):
         return whole
     rows = torch.randperm(len(whole), generator=generator(seed, "subset"))[:limit].sort().values.tolist()

@@ -177,8 +177,7 @@ def _emojis() -> tuple[Emoji, ...]:
         group = known.get(text) or known.get(text[0])
         if group not in GROUPS:
             continue  # hair and skin swatches
-        names = (entry["en"], *entry.get("alias", ()))
-        name, *aliases = (one.strip(":").replace("_", " ") for one in names)
+        name, *aliases = (one.strip(":").replace("_", " ") for one in (entry["en"], *entry.get("alias", ())))
         if group == "Flags" and "flag" not in name.lower():
             name = f"flag: {name}"
         emojis.append((text, tuple(dict.fromkeys([name, *aliases])), group))
@@ -242,8 +241,7 @@ def _openmoji_painter() -> Callable[[str], Image.Image | None]:
 
 
 def _svg_picture(**source: str) -> Image.Image:
-    png = _module("resvg_py").svg_to_bytes(**source, width=SIZE, height=SIZE)
-    return Image.open(io.BytesIO(bytes(png)))
+    return Image.open(io.BytesIO(bytes(_module("resvg_py").svg_to_bytes(**source, width=SIZE, height=SIZE))))
 
 
 def icon_archive(artist: str, root: Path) -> Path:

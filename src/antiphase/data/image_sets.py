@@ -98,8 +98,7 @@ def tiny_imagenet(split: str, root: Path) -> FileImages:
 def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None:
     """Return the wnids of the labels of ImageNet or a variant in order; None for other sets."""
     if name in ("imagenet-a", "imagenet-r"):
-        synsets = files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt"
-        return tuple(synsets.read_text().split())
+        return tuple((files("timm.data") / f"_info/{name.replace('-', '_')}_synsets.txt").read_text().split())
     whole = name in ("imagenet-v2", "imagenet-sketch") or (name == "imagenet" and classes == CLASSES)
     return _wnids() if whole else None
 
@@ -170,8 +169,7 @@ def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], l
     partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
     if partition is None:
         raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
-    lines = map(str.strip, partition.read_text(encoding="utf-8").split("\n"))
-    files = [line.lstrip("/") for line in lines if line]
+    files = [line.lstrip("/") for line in map(str.strip, partition.read_text(encoding="utf-8").split("\n")) if line]
     numbers = {label: number for number, label in enumerate(classes)}
     # a/abbey/sun_x.jpg: without the initial letter
     labels = [numbers.get("/".join(Path(file).parts[1:-1]), -1) for file in files]

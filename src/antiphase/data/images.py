@@ -75,8 +75,7 @@ def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.n
 def run_lengths(mask: Bool[np.ndarray, "height width"]) -> tuple[int, ...]:
     """Return the run lengths of a mask, as for :func:`run_length_mask`."""
     flat = mask.T.ravel()
-    ends = np.flatnonzero(np.diff(flat)) + 1
-    lengths = np.diff(np.r_[0, ends, flat.size]).tolist()
+    lengths = np.diff(np.r_[0, np.flatnonzero(np.diff(flat)) + 1, flat.size]).tolist()
     return tuple([0, *lengths] if flat[0] else lengths)
 
 
@@ -323,8 +322,7 @@ def resized_images(images: ImageSet, how: Literal["squash", "crop"]) -> FileImag
 def described_pixels(images: ImageSet) -> str:
     """Say what size images have and how files were resized and cropped: '5×7 pixels, 3 channels, not resized'."""
     channels, height, width = images.image_shape
-    files = isinstance(images, FileImages)
-    how = describe_transform(images.resizing, channels) if files else "not resized"
+    how = describe_transform(images.resizing, channels) if isinstance(images, FileImages) else "not resized"
     return f"{height}×{width} pixels, {channels} channel{'s' * (channels > 1)}, {how}"
 
 

@@ -148,13 +148,12 @@ class ShardStream:
         while outcomes := list(itertools.islice(decoded, size * len(lanes))):
             good = [(sample, image) for sample, _, image in outcomes if isinstance(image, Tensor)]
             keys = [key("shard", sample.shard, sample.key) for sample, _ in good]
-            faults = (str(image) for *_, image in outcomes if isinstance(image, UserError))
             yield PairBatch(
                 ids=torch.tensor(keys, dtype=torch.int64),
                 images=[image for _, image in good],
                 captions=[(sample.caption,) for sample, _ in good],
                 size=batch_size,
-                bad=(*outcomes[0][1], *faults),
+                bad=(*outcomes[0][1], *(str(image) for *_, image in outcomes if isinstance(image, UserError))),
             )
 
     def _lane(self, number: int, seed: int, epoch: int, bad: list[str]) -> Iterator[RawSample]:

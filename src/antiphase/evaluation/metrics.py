@@ -44,8 +44,7 @@ def outcome_rows(**columns: Any) -> pl.DataFrame:
     plain = {name: one.tolist() if isinstance(one, Tensor) else one for name, one in columns.items()}
     lists = {name: values for name, values in plain.items() if not isinstance(values, int | str)}
     single = {name: pl.lit(value) for name, value in (usual | columns).items() if name not in lists}
-    frame = pl.DataFrame(lists).with_columns(**single)
-    return frame.cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
+    return pl.DataFrame(lists).with_columns(**single).cast(dict[Any, Any](ROW_SCHEMA)).select(*ROW_SCHEMA)
 
 
 def classification_rows(
@@ -180,8 +179,7 @@ def summarise_tasks(
         if twin is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])
             numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
-            line = {"model": model, "twin": twin} | about | finite(numbers) | {"headline": headline}
-            differences.append(line)
+            differences.append({"model": model, "twin": twin} | about | finite(numbers) | {"headline": headline})
     return {"results": results, "differences": differences}
 
 
@@ -204,8 +202,7 @@ def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
         return mean_over_groups(values, units["group"].to_numpy())
     if metric.clustered:
         totals = units.group_by("group", maintain_order=True).agg(pl.sum("value"), pl.len().cast(pl.Float64))
-        counted = units.filter("counted") if "counted" in units.columns else units
-        draws = counted["group"].n_unique()
+        draws = (units.filter("counted") if "counted" in units.columns else units)["group"].n_unique()
         whole = jackknife(totals.drop("group").to_numpy(), lambda means: means[..., 0] / means[..., 1])
     else:
         draws, whole = len(values), jackknife(values[:, None], lambda means: means[..., 0])

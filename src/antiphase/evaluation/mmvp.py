@@ -177,11 +177,9 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     files = [file for two in pairs.files for file in two]
     statements = [PROMPT + text for two in pairs.statements for text in two]
     rows = [(file, (text,), None) for file, text in zip(files, statements, strict=True)]
-    flat = row_pairs(pairs.name, "test", pairs.root, rows)
-    images = store.project(model, store.image_features(model, flat))
+    images = store.project(model, store.image_features(model, row_pairs(pairs.name, "test", pairs.root, rows)))
     texts = store.text_vectors(model, statements, f"statements of {pairs.name}")
-    right = right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2)))
-    return answer_rows(right, pairs.patterns)
+    return answer_rows(right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2))), pairs.patterns)
 
 
 def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.DataFrame:

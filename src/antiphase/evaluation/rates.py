@@ -191,8 +191,7 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
         for pair in pairs
         for name, sign in zip(pair, (1.0, -1.0), strict=True)
     ]
-    mean = pl.sum("signed") / len(pairs)
-    images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=mean)
+    images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=pl.sum("signed") / len(pairs))
     half = 1.96 * pl.std("d") / pl.len().sqrt()
     return images.group_by(*_CELL, maintain_order=True).agg(
         image_low=(pl.mean("d") - half).clip(lower_bound=-1.0), image_high=(pl.mean("d") + half).clip(upper_bound=1.0)
@@ -206,8 +205,7 @@ def _family(column: str, families: Mapping[str, Sequence[str]]) -> pl.Expr:
 
 def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     """Sort by model, attack, norm and ε, with models and attacks in the order of their first rows."""
-    names = ("model", "attack", "norm")
-    order = [pl.col(name).cast(pl.Enum(rows[name].unique(maintain_order=True))) for name in names]
+    order = [pl.col(name).cast(pl.Enum(rows[name].unique(maintain_order=True))) for name in ("model", "attack", "norm")]
     return rows.sort(*order, "eps", maintain_order=True)
 
 

@@ -49,8 +49,7 @@ def ranks(
         query = torch.arange(len(part), device=want.device).repeat_interleave(end - start)
         first = (end - start).cumsum(0) - (end - start)
         candidate = order[start[query] + torch.arange(len(query), device=want.device) - first[query]]
-        right = similar[query, candidate]
-        best = torch.full_like(similar[:, 0], -torch.inf).scatter_reduce(0, query, right, "amax")
+        best = torch.full_like(similar[:, 0], -torch.inf).scatter_reduce(0, query, similar[query, candidate], "amax")
         similar[query, candidate] = -torch.inf  # right candidates are not counted
         parts.append(len(candidates) - (similar < best[:, None]).sum(1))  # NaN is not a hit
     return torch.cat(parts)
@@ -116,8 +115,7 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     """Return a line if captions belong to several images: as wrong candidates they stand before the right one."""
     assert isinstance(source.test, PairSet)
     texts, owners = chosen_captions(source.test, protocol.captions)
-    words = [" ".join(text.lower().split()) for text in texts]
-    pairs = pl.DataFrame({"text": words, "image": owners.numpy()})
+    pairs = pl.DataFrame({"text": [" ".join(text.lower().split()) for text in texts], "image": owners.numpy()})
     shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)
     count = shared["shared"].sum()
     if not count:

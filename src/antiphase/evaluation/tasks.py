@@ -94,8 +94,7 @@ def all_tasks() -> list[EvaluationTask]:
 
 def task_settings(tasks: Iterable[EvaluationTask] | None = None) -> set[str]:
     """Return the names of the settings of some tasks, or of all."""
-    chosen = all_tasks() if tasks is None else tasks
-    return {name for task in chosen for name in (*task.fields, *task.resolves)}
+    return {name for task in (all_tasks() if tasks is None else tasks) for name in (*task.fields, *task.resolves)}
 
 
 def has_labels(source: Source) -> bool:

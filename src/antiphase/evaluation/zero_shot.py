@@ -94,8 +94,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _resolved(source: Source, protocol: Protocol) -> dict[str, Any]:
-    prompts = _ensembles(source, protocol)
-    return {"prompts": {name: digest(*map("\x1f".join, texts)) for name, texts in prompts.items()}}
+    return {"prompts": {name: digest(*map("\x1f".join, texts)) for name, texts in _ensembles(source, protocol).items()}}
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:

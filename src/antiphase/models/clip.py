@@ -175,8 +175,7 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
         elif key in stds:
             parameter.normal_(0.0, stds[key], generator=stream)
         elif key.startswith(tuple(kept)):
-            weight = model.get_submodule(name.rpartition(".")[0]).get_parameter("weight")
-            draw_uniform(parameter, weight, stream)
+            draw_uniform(parameter, model.get_submodule(name.rpartition(".")[0]).get_parameter("weight"), stream)
         elif tower == "text" or name.endswith("bias"):
             parameter.zero_()
         else:

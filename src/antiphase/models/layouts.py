@@ -116,8 +116,7 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
     # open_clip's byte pairs, of which a CLIPTokenizer calls the first and the last token otherwise
     ours, start, end_text = tokenizer(), "<|startoftext|>", "<|endoftext|>"
     special: dict[int, str] = {ours.sot_token_id: start, ours.eot_token_id: end_text}
-    named = {special.get(number, word): number for word, number in ours.encoder.items()}
-    write_json(folder / "vocab.json", named)
+    write_json(folder / "vocab.json", {special.get(number, word): number for word, number in ours.encoder.items()})
     pairs = sorted(ours.bpe_ranks, key=ours.bpe_ranks.get)
     write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *map(" ".join, pairs), ""]))
     tokens = {"bos_token": start} | dict.fromkeys(("eos_token", "unk_token", "pad_token"), end_text)
@@ -148,6 +147,5 @@ def _to_transformers(model: CLIP, eps: float) -> State:
         for ours, theirs in zip(_RENAMED[::2], _RENAMED[1::2], strict=True):
             name = name.replace(ours, theirs)
         parts = [name.replace(".qkv.", f".{part}_proj.") for part in "qkv"] if ".qkv." in name else [name]
-        chunks = zip(parts, weight.chunk(len(parts)), strict=True)
-        state |= {part: values.contiguous() for part, values in chunks}
+        state |= {part: values.contiguous() for part, values in zip(parts, weight.chunk(len(parts)), strict=True)}
     return state

@@ -90,8 +90,7 @@ def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
     colours: Any = {name: _numbers(settings[name], channels) for name in ("mean", "std")}
     make: Any = transforms_factory.create_transform
     resize = math.floor(size / settings["crop_pct"])
-    square = _square(spec, size, settings["interpolation"], resize, crop_mode == "squash")
-    ours = Preprocessing(square, **colours)
+    ours = Preprocessing(_square(spec, size, settings["interpolation"], resize, crop_mode == "squash"), **colours)
     return checked(spec, ours, lambda picture: make(**settings | colours, is_training=False)(picture))
 
 

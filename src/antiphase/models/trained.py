@@ -50,8 +50,7 @@ def recipe_of(model: nn.Module) -> dict[str, Any]:
     names = {} if card.class_names is None else {checkpoints.CLASS_NAMES: [*card.class_names]}
     if card.recipe is not None and is_starting_model(card.recipe):
         return card.recipe | names
-    start = starting_model(model).model_dump(mode="json")
-    return {"model": start, "seed": card.seed, FOLDER: str(Path.cwd())} | names
+    return {"model": starting_model(model).model_dump(mode="json"), "seed": card.seed, FOLDER: str(Path.cwd())} | names
 
 
 def is_starting_model(recipe: dict[str, Any]) -> bool:

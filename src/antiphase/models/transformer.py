@@ -226,8 +226,7 @@ NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
 def attention_spec(name: str) -> AttentionSpec:
     """Return the registered kind of attention of a name, such as ``"differential"``, or of a variant, ``"v2"``."""
     if name in VARIANTS and name not in ATTENTION:
-        label = find(VARIANTS, name, "variant").label
-        return AttentionSpec(label, True, partial(_differential, variant=name))
+        return AttentionSpec(find(VARIANTS, name, "variant").label, True, partial(_differential, variant=name))
     return find(ATTENTION, name, "attention")
 
 

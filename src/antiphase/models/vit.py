@@ -100,8 +100,7 @@ class VisionTransformer(nn.Module):
             shape = tuple(images.shape)
             raise UserError(f"images of shape {shape}: this model takes (batch, *{self.image_shape})")
         patches = self.patch_embed(self.normalize(images))
-        cls = self.cls_token.expand(len(images), -1, -1)
-        x = torch.cat([cls.to(patches.dtype), patches], 1) + self.pos_embed
+        x = torch.cat([self.cls_token.expand(len(images), -1, -1).to(patches.dtype), patches], 1) + self.pos_embed
         return x if self.norm_pre is None else self.norm_pre(x)
 
     def features(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:

@@ -58,8 +58,7 @@ def load_model(
     name, text, stated = named_spec(spec)
     if name or stated is not None:
         settings = {"random_weights": random_weights, "lambda_init": lambda_init, "module": module}
-        model = load_model(text, seed=seed if stated is None else stated, **settings)
-        return named(model, name, stated)
+        return named(load_model(text, seed=seed if stated is None else stated, **settings), name, stated)
     scheme = scheme_of(spec)
     if module is not None and scheme is not None:
         raise UserError(f"module: is for a run directory, not for {shown(spec)}; leave it out")
@@ -103,8 +102,7 @@ def fingerprint(model: nn.Module) -> str:
     """Return the SHA-256 of a model's ``repr``, parameters and buffers, and of its code if that is a user's."""
     code = getattr(getattr(model, "card", None), "code", "")
     parts: list[bytes | str] = [repr(model), *([code] if code else [])]
-    named = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in sorted(named, key=lambda pair: pair[0]):
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0]):
         parts += [name, str(tensor.dtype), raw_bytes(tensor)]
     return digest(*parts)
 

@@ -61,8 +61,7 @@ def with_means(
     The frame has ``model, value, low, high`` and the keys; ``name``, of a model or family, then stands for ``model``.
     """
     owner = {model: group.name for group in groups for model in group.models}
-    named = frame.with_columns(name=pl.col("model").replace(owner))
-    means = over_seeds(named, ["name", *keys], "value", within)
+    means = over_seeds(frame.with_columns(name=pl.col("model").replace(owner)), ["name", *keys], "value", within)
     return pl.concat([frame.rename({"model": "name"}), means.drop("n")], how="diagonal_relaxed")
 
 
@@ -217,8 +216,7 @@ def forest_figure(forests: Sequence[Forest]) -> Figure:
                     axes.plot(ends, [place, place], "-", color=color, lw=1.8, solid_capstyle="butt")
                 dots = [forest.scale * value for value in line.seeds]
                 axes.plot(dots, [place] * len(dots), "o", ms=3.4, mew=0, color=color, alpha=0.5)
-                size = 6.5 if line.marked else 5.0
-                axes.plot([forest.scale * estimate.value], [place], "D", ms=size, color=color)
+                axes.plot([forest.scale * estimate.value], [place], "D", ms=6.5 if line.marked else 5.0, color=color)
                 weight = "bold" if line.marked else "normal"
                 right: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "parse_math": False}
                 axes.text(1.02, place, forest.number(estimate), fontsize=8.5, weight=weight, **right)

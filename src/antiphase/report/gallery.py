@@ -44,8 +44,7 @@ def write_gallery(path: Path, gallery: AttackGallery) -> None:
     """Write a gallery as safetensors, with ε and names as JSON in the header."""
     header = {name: json.dumps(getattr(gallery, name)) for name in ("eps", *_NAMES)}
     with replacing(path) as temporary:
-        arrays = {name: np.ascontiguousarray(getattr(gallery, name)) for name in _ARRAYS}
-        save_file(arrays, temporary, header)
+        save_file({name: np.ascontiguousarray(getattr(gallery, name)) for name in _ARRAYS}, temporary, header)
 
 
 def read_gallery(content: bytes) -> AttackGallery:

@@ -253,5 +253,4 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _text(field: Field, first: bool, width: int) -> Text:
     style = "dim" if field.kind == "undecided" else "bold" if first or field.notes else ""
     notes = ("\n".join(_wrapped(note, width)) for note in field.notes)
-    lines = "\n".join(_wrapped(field.text, width))
-    return Text.assemble((lines, style), *((f"\n{note}", "dim") for note in notes))
+    return Text.assemble(("\n".join(_wrapped(field.text, width)), style), *((f"\n{note}", "dim") for note in notes))

@@ -40,8 +40,7 @@ class Gram:
     @classmethod
     def stack(cls, probes: "Sequence[Gram]") -> "Gram":
         """Stack the inner products of several probes, which have a difference, along a new last axis."""
-        names = cls.__dataclass_fields__
-        return cls(*(torch.stack([getattr(probe, name) for probe in probes], -1) for name in names))
+        return cls(*(torch.stack([getattr(probe, name) for probe in probes], -1) for name in cls.__dataclass_fields__))
 
     def mean(self) -> "Gram":
         """Return the average over the probes."""
@@ -257,8 +256,7 @@ def gradient_terms(
 @validated
 def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batch *shape"]:
     """Draw a standard normal direction for each image and probe."""
-    probes = keys.to(images.device).unbind(1)
-    draws = [normal(probe, images[0].numel()).view(images.shape) for probe in probes]
+    draws = [normal(probe, images[0].numel()).view(images.shape) for probe in keys.to(images.device).unbind(1)]
     return torch.stack(draws).to(images.dtype)
 
 
@@ -275,8 +273,7 @@ def cotangent_grams(
 
     def pulled(branch: Subtracted, layer: Layer, v: Tensor) -> Tensor:
         heads = branch.vjp(v).unbind(1)
-        slopes = [torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads]
-        return torch.stack(slopes, 1)
+        return torch.stack([torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads], 1)
 
     for layer in attention_layers(model, images, call=call, graph=True):
         with gradients(enabled=False):

@@ -169,8 +169,7 @@ def _timm(module: Any, call: Call) -> Layer:
 
     if not differential:
         return _layer(call, [branch], v, finish)
-    pair = _pair(branch, np.s_[::2], np.s_[1::2])
-    return _layer(call, pair, v, finish, module._compute_lambda().to(x.dtype))
+    return _layer(call, _pair(branch, np.s_[::2], np.s_[1::2]), v, finish, module._compute_lambda().to(x.dtype))
 
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:

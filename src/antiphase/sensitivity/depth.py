@@ -93,8 +93,7 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
         norms[a.name] = [_length(part) for part in (one, two, one - two)]
     positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms.values(), strict=True))
     stages = ("embedding", *(block.name for block in clean))
-    length = torch.stack([_length(point) for point in points], 1)
-    return Path(stages, length, positive, negative, moved, tuple(norms))
+    return Path(stages, torch.stack([_length(point) for point in points], 1), positive, negative, moved, tuple(norms))
 
 
 @validated

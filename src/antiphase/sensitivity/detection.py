@@ -397,8 +397,7 @@ def _moved(x: Tensor, token: int, step: Tensor) -> Tensor:
 
 
 def _uniform(like: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like)
+    return torch.rand(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(like)
 
 
 def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> Tensor:
@@ -441,8 +440,7 @@ def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: 
 
     other = maps.clone()
     other[0, :, reader] = maps[0, :, reader].roll(1, -1)
-    moved = run(_moved(x, token, step), maps).output
-    return only(moved, reader, token) and only(run(x, other).output, reader)
+    return only(run(_moved(x, token, step), maps).output, reader, token) and only(run(x, other).output, reader)
 
 
 def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
@@ -512,8 +510,7 @@ def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float)
             if not tensor.requires_grad or not tensor.is_floating_point():
                 continue
             for at in torch.randint(tensor.numel(), (2,), generator=generator).tolist():
-                number = tensor.flatten()[at]
-                (slope,) = torch.autograd.grad(number, maps, retain_graph=True, materialize_grads=True)
+                (slope,) = torch.autograd.grad(tensor.flatten()[at], maps, retain_graph=True, materialize_grads=True)
                 joined = _joined(slope, groups).sum((0, 2))
                 read = F.normalize(joined[joined.norm(dim=-1) > _SHARE * joined.norm()], dim=-1)
                 squares = (read @ read.mT).square().fill_diagonal_(0)

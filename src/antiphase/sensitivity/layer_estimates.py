@@ -86,8 +86,7 @@ def _by_group(
     parts: Callable[[pl.DataFrame], np.ndarray],
     statistics: Callable[[pl.DataFrame], Mapping[str, Statistic]],
 ) -> pl.DataFrame:
-    groups = rows.group_by(keys, maintain_order=True)
-    blocks = ((key, parts(block), statistics(block)) for key, block in groups)
+    blocks = ((key, parts(block), statistics(block)) for key, block in rows.group_by(keys, maintain_order=True))
     return estimate_table(blocks, rows.select(keys).schema)
 
 
@@ -181,8 +180,7 @@ def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
 def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
     """Average ‖J1‖², λ²‖J2‖² and other columns, and ‖J1‖² of the base, over the heads of each layer and sample."""
     keys = ["site", "layer", "sample"]
-    second = (pl.col("lam") ** 2 * pl.col("second")).mean()
-    model = rows.group_by(keys).agg(pl.mean("first"), second=second, **columns)
+    model = rows.group_by(keys).agg(pl.mean("first"), second=(pl.col("lam") ** 2 * pl.col("second")).mean(), **columns)
     return model.join(base.group_by(keys).agg(base=pl.mean("first")), on=keys).sort(keys)
 
 
@@ -211,9 +209,8 @@ def means(rows: pl.DataFrame, keys: list[str], columns: list[str], bounded: bool
 
 def cancellation(rows: pl.DataFrame) -> pl.DataFrame:
     """Estimate ‖ΔA1 − λΔA2‖ / √(‖ΔA1‖² + λ²‖ΔA2‖²) of each layer: below 1 it cancels, above 1 it adds up."""
-    measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
     return _by_group(
-        measured,
+        rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null()),
         ["model", "perturbation", "eps", "stage"],
         lambda block: block.select("positive", "negative", "moved").to_numpy() ** 2,
         lambda block: {"cancellation": lambda m: np.sqrt(m[..., 2] / (m[..., 0] + m[..., 1]))},
@@ -260,8 +257,7 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
     ``LAYER_PARTS``.
     """
     own, base = (rows.filter(site="pixels") for rows in (own, own if base is None else base))
-    parts = _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean())
-    return parts.select("layer", "sample", *LAYER_PARTS)
+    return _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean()).select("layer", "sample", *LAYER_PARTS)
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:

@@ -135,8 +135,7 @@ def power_iteration(
     with eager_attention():
         tangents = Linearisation(f, x)
         for restart in range(restarts):
-            keys = sample_keys(key(seed, "power", restart), ids)
-            v = normal(keys, x[0].numel()).to(x.dtype).view_as(x)
+            v = normal(sample_keys(key(seed, "power", restart), ids), x[0].numel()).to(x.dtype).view_as(x)
             if start is not None and restart == 0:
                 v = unit(start, v)
             v = v / per_row(_length(v), v)
@@ -180,8 +179,7 @@ def exact_norm(f: Function, x: Samples, *, chunk: Count = 8) -> OperatorNorm:
             rows = torch.arange(first, first + chunk, device=x.device).repeat_interleave(len(x))
             chosen = rows[:, None] == torch.arange(outputs, device=x.device)  # none of them past the end
             parts.append(tangents.vjp(chosen.to(tangents.y.dtype)).detach().reshape(chunk, len(x), -1))
-    jacobian = torch.cat(parts)[:outputs].transpose(0, 1).double()
-    _, values, rows = torch.linalg.svd(jacobian, full_matrices=False)
+    _, values, rows = torch.linalg.svd(torch.cat(parts)[:outputs].transpose(0, 1).double(), full_matrices=False)
     return OperatorNorm(values[:, 0].to(x.dtype), rows[:, 0].to(x.dtype).view_as(x))
 
 

@@ -182,8 +182,7 @@ def observe(
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
         counts[one.name] += 1
-        again = f"@{counts[one.name]}" if counts[one.name] > 1 else ""
-        calls[place] = replace(one, name=one.name + again)
+        calls[place] = replace(one, name=one.name + (f"@{counts[one.name]}" if counts[one.name] > 1 else ""))
     return calls, refused + left_out
 
 
@@ -219,8 +218,7 @@ def _run(call: Callable[..., Any], inputs: Inputs, tangent: Tensor | None) -> An
 def make_call(name: str, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Call:
     """Return the call of a module, with the tangents of its tokens in forward mode."""
     rest = dict(kwargs)
-    named = (rest.pop(key) for key in ("hidden_states", "query", "x") if key in rest)
-    tokens = args[0] if args else next(named, None)
+    tokens = args[0] if args else next((rest.pop(key) for key in ("hidden_states", "query", "x") if key in rest), None)
     if not isinstance(tokens, Tensor):
         raise UserError(f"{name} ({type(module).__name__}): expected the tokens as the first argument")
     first = first_of(output)
@@ -421,8 +419,7 @@ def _split(adapter: Adapter, call: Call, check: bool) -> Layer:
         return layer
     with torch.no_grad():
         output, allowed = call.output, _AGREEMENT[call.output.dtype]
-        both = combined, torch.zeros_like(combined)
-        mine, without = (call.batch_first(layer.finish(maps)) for maps in both)
+        mine, without = (call.batch_first(layer.finish(maps)) for maps in (combined, torch.zeros_like(combined)))
         share = (output - without.nan_to_num()).abs().max()
         rounding = 4 * torch.finfo(output.dtype).eps * output.abs().max()
         error = (mine - output).abs().max()

@@ -66,8 +66,7 @@ def chefer_relevance(
     rows = embeddings.new_zeros(len(texts), len(images), 1 + side**2)
     rows[..., 0] = 1.0
     for place in reversed(range(len(calls))):
-        cotangents = [slope[place] for slope in slopes]
-        for row, cam in zip(rows, _cams(calls[place], part, cotangents), strict=True):
+        for row, cam in zip(rows, _cams(calls[place], part, [slope[place] for slope in slopes]), strict=True):
             row += (row[:, None] @ cam)[:, 0]
     return rows[..., 1:].unflatten(-1, (side, side))
 

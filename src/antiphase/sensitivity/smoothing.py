@@ -165,8 +165,7 @@ def _votes(
         noise = torch.cat([streams.normal(key, pixels, start) for key, start in blocks])
         near = images[position[0] : position[-1] + 1].to(oracle.device)  # each image is copied once
         clean = near[(position - position[0]).to(near.device)]
-        noisy = clean + smoothing.sigma * noise.view_as(clean).to(clean.dtype)
-        waiting.append(oracle.logits(noisy).argmax(1).cpu())
+        waiting.append(oracle.logits(clean + smoothing.sigma * noise.view_as(clean).to(clean.dtype)).argmax(1).cpu())
         advance(len(number) / draws)
         if (first + len(number)) // draws > first // draws:
             parts = torch.cat(waiting).split(draws)

@@ -147,8 +147,7 @@ class Claim:
         if self.effect is not None and check.estimate.high < self.effect:
             return "smaller than claimed"
         if check.estimate.low > 0:
-            strict = not self.exceptions or _p_value(check, 1) <= self._level
-            return "holds" if strict else "undecided"
+            return "holds" if not self.exceptions or _p_value(check, 1) <= self._level else "undecided"
         if self.effect is not None:
             return "undecided"
         margin = self.margin_of(check)
@@ -171,8 +170,7 @@ class Claim:
             return "holds"
         if self.effect is not None or (value > 0 and power_of(value, spread) >= POWER):
             return "undecided"
-        within = margin is not None and power_within(value, margin, spread) >= POWER
-        return "absent" if within else "undecided"
+        return "absent" if margin is not None and power_within(value, margin, spread) >= POWER else "undecided"
 
 
 def joint(verdicts: Sequence[Verdict], exceptions: int = 0) -> Verdict:
@@ -216,17 +214,15 @@ def on_average(rows: pl.DataFrame, first: str, *, than: str, eps: Sequence[float
     some = rows.filter(pl.any_horizontal((pl.col("eps") - one).abs() < 1e-9 for one in eps))
     pair = [{"series": series, **levels} for series in (first, than)]
     words = f"ASR({first}) − ASR({than}){in_words(levels)}"
-    one_by_one = higher(rows, first, than=than, **levels, eps=list(eps))
     return [
         Check(f"{words}, mean over ε", difference(some, pair[0], pair[1], ASR)),
-        *(replace(check, decides=False) for check in one_by_one),
+        *(replace(check, decides=False) for check in higher(rows, first, than=than, **levels, eps=list(eps))),
     ]
 
 
 def above(rows: pl.DataFrame, what: str, value: pl.Expr, unit: Unit = "", **levels: Any) -> list[Check]:
     """Return the checks mean > 0, for each combination of levels."""
-    every = combinations(levels)
-    return [Check(f"{what}{in_words(where)}", mean(rows, where, value), unit) for where in every]
+    return [Check(f"{what}{in_words(where)}", mean(rows, where, value), unit) for where in combinations(levels)]
 
 
 def apart(

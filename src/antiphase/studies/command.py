@@ -85,8 +85,7 @@ def _status(options: StatusOptions, _: str) -> Answer:
         running = [cell for cell in plan.missing if chosen.store.busy(cell)]
         done, damaged = sum(chosen.store.done(cell) for cell in plan.cells), list(plan.damaged.values())
         counts = {"done": done, "running": len(running), "to_do": len(plan.missing) - len(running)}
-        time = duration(plan.seconds) if plan.missing else "–"
-        rows.append((study.name, *counts.values(), len(damaged), time))
+        rows.append((study.name, *counts.values(), len(damaged), duration(plan.seconds) if plan.missing else "–"))
         seconds = plan.seconds if plan.missing else 0
         answer.append({"study": study.name, **counts, "damaged": damaged, "seconds": seconds})
         for line in (*(f"damaged: {why}" for why in damaged), *(f"running: {cell.label}" for cell in running)):

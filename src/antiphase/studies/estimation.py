@@ -102,8 +102,7 @@ def trend(
     x = np.log2(levels) if scale == "log2" else np.array(levels, float)
     centred = x - x.mean()
     weights = (centred / np.square(centred).sum() * (x[-1] - x[0])).tolist()
-    groups = [{**where, column: level} for level in levels]
-    return contrast(rows, list(zip(weights, groups, strict=True)), value)
+    return contrast(rows, list(zip(weights, [{**where, column: level} for level in levels], strict=True)), value)
 
 
 def peak(

@@ -18,8 +18,7 @@ _KINDS = ("diffclip:", "open_clip:")
 
 def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     for at, spec in enumerate(specs):
-        known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2]) or _is_run(spec)
-        if not known:
+        if not (spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2]) or _is_run(spec)):
             raise UserError(
                 f"models {shown(spec)}: expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, "
                 f"diffclip:PATH, open_clip:NAME/TAG or {RELEASED}"

@@ -97,8 +97,7 @@ def printed_numbers(paper: str, study: str) -> pl.DataFrame:
                 mean, _, spread = str(number).partition(" ± ")
                 value, sd = (round(float(text) / scale, 9) if text else None for text in (mean, spread))
                 if value is not None:
-                    named = dict(zip(keys, row, strict=False))
-                    rows.append(named | {"column": column, "value": value, "sd": sd})
+                    rows.append(dict(zip(keys, row, strict=False)) | {"column": column, "value": value, "sd": sd})
     return pl.DataFrame(rows, schema_overrides={"sd": pl.Float64})
 
 

@@ -84,8 +84,7 @@ def select(options: StudyOptions) -> Selection:
         raise UserError(
             f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"
         )
-    store = Store(options.store) if options.rows is None else Pack(options.rows)
-    return Selection(chosen, studies, store)
+    return Selection(chosen, studies, Store(options.store) if options.rows is None else Pack(options.rows))
 
 
 def describe(plan: Plan) -> str:

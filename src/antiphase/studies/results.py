@@ -53,8 +53,7 @@ def study_rows(cells: Sequence[Cell], store: Reader) -> RowsByTable:
         if store.done(cell) and (rows := store.rows(cell)) is not None:
             factors = (dict.fromkeys(FACTORS) | cell.factors()).items()
             constant = [pl.lit(value, FACTORS.get(name)).alias(name) for name, value in factors]
-            own = rows.with_columns(*constant, cell=pl.lit(identity(cell)))
-            tables.setdefault(cell.table, []).append(own)
+            tables.setdefault(cell.table, []).append(rows.with_columns(*constant, cell=pl.lit(identity(cell))))
     return {table: pl.concat(frames, how="diagonal_relaxed") for table, frames in tables.items()}
 
 
@@ -133,8 +132,7 @@ def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
 
 def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
     """Return the training seeds of the models that are measured."""
-    seeds = {cell.factors().get(SEED) for cell in cells}
-    return tuple(sorted(seed for seed in seeds if seed is not None))
+    return tuple(sorted(seed for seed in {cell.factors().get(SEED) for cell in cells} if seed is not None))
 
 
 def reading(options: Any) -> Any:

@@ -160,8 +160,7 @@ def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -
     try:
         for number in range(1, workers):
             device = {"CUDA_VISIBLE_DEVICES": visible[number % gpus]} if gpus > 1 else {}
-            environment = {"OMP_NUM_THREADS": str(cores)} | os.environ | device
-            others.append(subprocess.Popen(list(command), env=environment))
+            others.append(subprocess.Popen(list(command), env={"OMP_NUM_THREADS": str(cores)} | os.environ | device))
         if workers > 1:
             torch.set_num_threads(min(torch.get_num_threads(), cores))
         here()

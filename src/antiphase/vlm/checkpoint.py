@@ -124,8 +124,7 @@ def load_language(name: str) -> tuple[Any, Any]:
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected smollm2, tiny, a model on the hub and network access, or a directory by save_pretrained"
-    loading = downloading(f"language {name}: cannot be loaded", fix, FAILURES)
-    with quiet(transformers), offline_at_once(), loading:
+    with quiet(transformers), offline_at_once(), downloading(f"language {name}: cannot be loaded", fix, FAILURES):
         model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     checkpoints.check_finite(model.state_dict(), f"language {name}")
@@ -203,8 +202,7 @@ def weights_digest(module: nn.Module) -> str:
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name; tied weights are there once."""
     held = module.state_dict()
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name in held}
-    return dict(module.named_parameters()) | buffers
+    return dict(module.named_parameters()) | {name: buffer for name, buffer in module.named_buffers() if name in held}
 
 
 def assemble(
@@ -252,8 +250,7 @@ def save_vlm(
     folder, tensors = Path(directory), {}
     tuned = VlmConfig.model_validate(recipe["model"]).tuned
     for name, value in _stored(vlm, tuned).items():
-        rounded = value.to(dtype) if tuned and name.startswith("language.") else value
-        whole = checkpoints.whole(rounded.detach())
+        whole = checkpoints.whole((value.to(dtype) if tuned and name.startswith("language.") else value).detach())
         tensors |= {name: whole.cpu().contiguous()} if write else {}
     if not write:
         return
@@ -261,8 +258,7 @@ def save_vlm(
     if tuned:
         language = folder / LANGUAGE_FOLDER
         vlm.language.config.save_pretrained(language)
-        ends = import_extra("transformers", str(folder)).GenerationConfig(eos_token_id=vlm.ends)
-        ends.save_pretrained(language)
+        import_extra("transformers", str(folder)).GenerationConfig(eos_token_id=vlm.ends).save_pretrained(language)
         vlm.tokenizer.save_pretrained(language)
     checkpoints.save_tensors(tensors, folder)
 
@@ -290,8 +286,7 @@ def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
             raise UserError(f"language {config.language}: {told}; expected the same model and version")
         if config.lora:
             add_lora(language, config.lora)
-    projector = _projector(config, tower, language)
-    vlm = VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
+    vlm = VisionLanguageModel(tower, _projector(config, tower, language), language, tokenizer, config.prompt)
     weights = _stored(vlm, config.tuned)
     checkpoints.check_fit(weights, tensors, str(file))
     with torch.no_grad():

@@ -48,8 +48,7 @@ class Tower(nn.Module):
         self.image_shape = (3, square.size, square.size)
         self.count, self.width = 0, 0
         with suppress(AttributeError, TypeError, ValueError), torch.no_grad():
-            blank = torch.zeros(1, *self.image_shape, device=device_of(visual))
-            self.count, self.width = self(blank).shape[1:]
+            self.count, self.width = self(torch.zeros(1, *self.image_shape, device=device_of(visual))).shape[1:]
         if not self.count or math.isqrt(self.count) ** 2 != self.count:
             name = reference.get("name") or reference["config"].get("model_type")
             raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
@@ -195,8 +194,7 @@ class Prompt:
 
     def question(self, question: str, *, image: bool = True) -> Row:
         """Return the ids of a question, up to where the answer begins."""
-        opening = self._pieces([(question, "")], image)[0][0]
-        return self._tokenised([(opening, False)], image)[0]
+        return self._tokenised([(self._pieces([(question, "")], image)[0][0], False)], image)[0]
 
     def conversation(self, turns: Turns, *, image: bool = True) -> tuple[Row, Row]:
         """Return the ids and labels of pairs of a question and an answer; perhaps an image precedes the first."""
@@ -244,8 +242,7 @@ class Prompt:
         return pieces
 
     def _rendered(self, messages: list[dict[str, str]], *, opened: bool) -> str:
-        template = self.tokenizer.get_chat_template()
-        dated = _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), template)
+        dated = _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), self.tokenizer.get_chat_template())
         how = {"chat_template": dated, "tokenize": False, "add_generation_prompt": opened}
         return self.tokenizer.apply_chat_template(messages, **how)
 
@@ -334,8 +331,7 @@ class Projector(nn.Module):
         common = products / count - mean.outer(mean_word)
         ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(width, dtype=torch.float64)
         weight = torch.linalg.solve(covariance + ridge, common).T
-        size = (weight @ covariance * weight).sum().sqrt()
-        layer.weight.copy_(weight * (norm / size))
+        layer.weight.copy_(weight * (norm / (weight @ covariance * weight).sum().sqrt()))
         layer.bias.copy_(mean_word)
         self.centre.copy_(mean)
 
@@ -381,8 +377,7 @@ class VisionLanguageModel(nn.Module):
 
     def visual_tokens(self, images: Images) -> Float[Tensor, "batch positions width"]:
         """Return what stands in for words: the projected tokens of images in [0, 1]."""
-        weight = next(self.projector.parameters())
-        return self.projector(self.tower(images).to(weight.dtype))
+        return self.projector(self.tower(images).to(next(self.projector.parameters()).dtype))
 
     def embed(
         self, images: Images | None, input_ids: Ids, labels: Ids | None = None, attention_mask: Mask | None = None

@@ -259,8 +259,7 @@ def says_yes(answer: str) -> bool:
     >>> [says_yes(answer) for answer in ("No, there is not.", "Yes. There is no doubt.", "NO", "")]
     [False, True, True, True]
     """
-    words = answer.partition(".")[0].replace(",", "").split(" ")
-    return not {"No", "no", "not"} & set(words)
+    return not {"No", "no", "not"} & set(answer.partition(".")[0].replace(",", "").split(" "))
 
 
 def is_parsed(answer: str) -> bool:

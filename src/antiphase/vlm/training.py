@@ -228,8 +228,7 @@ class SummedLoss(nn.Module):
         flat, wanted = logits.flatten(0, 1).float(), target[:, columns].flatten()
         summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
         if images is None:  # the projector has a gradient, though of 0, in every process
-            blank = torch.zeros(1, *vlm.image_shape, device=ids.device)
-            summed = summed + 0.0 * vlm.visual_tokens(blank).sum()
+            summed = summed + 0.0 * vlm.visual_tokens(torch.zeros(1, *vlm.image_shape, device=ids.device)).sum()
         return summed
 
 

@@ -86,8 +86,7 @@ class Oracle:
 
     def by_batches(self, images: Tensor, context: Tensor | None, size: int) -> Logits:
         """Return the logits of :meth:`verdict` on the CPU, for images that need not be on the model's device."""
-        parts = [part.split(size) for part in (images, context) if part is not None]
-        batches = zip(*parts, strict=True)
+        batches = zip(*[part.split(size) for part in (images, context) if part is not None], strict=True)
         return torch.cat([self.verdict(*(part.to(self.device) for part in some)).cpu() for some in batches])
 
     def logits(self, x: Points, context: Tensor | None = None) -> Logits:

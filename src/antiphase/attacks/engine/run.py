@@ -171,8 +171,7 @@ class _Work:
     def next_lane(self) -> Lane | None:
         """Refill the fuller lane that has rows, and return it; None once every sample is decided."""
         if "exact" in self.main.batch:
-            leaving = self.main.remove(self.main.batch["exact"])
-            self.exact.waiting = Rows.stack([self.exact.waiting, leaving])
+            self.exact.waiting = Rows.stack([self.exact.waiting, self.main.remove(self.main.batch["exact"])])
         left = {lane: len(lane) + self.schedule.waiting[lane.repeats] for lane in (self.exact, self.main)}
         for lane in sorted(left, key=lambda lane: -min(left[lane], lane.size)):
             item, position = lane.next(self.schedule, len(self.exact) + len(self.main))
@@ -200,8 +199,7 @@ class _Work:
             # failed searches are checked too: in low precision they may have failed by rounding
             tried["forwards"] = tried["forwards"] + lane.oracle.passes
             prediction = logits.argmax(1)
-            allowed = self.threat.allows(tried["best"], tried["clean"], tried["eps"])
-            success = (prediction != tried["label"]) & allowed
+            success = (prediction != tried["label"]) & self.threat.allows(tried["best"], tried["clean"], tried["eps"])
             near = torch.zeros_like(success)
             verdict = Rows(tried, prediction=prediction, success=success, near=near)
             failed = tried["done"] & ~success & (tried["item"] < self.items)

@@ -71,8 +71,7 @@ def faithful_copy(model: nn.Module, *given: Tensor) -> nn.Module | None:
     """
     # which may write to the original, and a folded batch norm would lose its own
     kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    hooked = any(getattr(part, kind) for part in model.modules() for kind in kinds)
-    why = "it has hooks" if hooked else ""
+    why = "it has hooks" if any(getattr(part, kind) for part in model.modules() for kind in kinds) else ""
     for order in () if why else (torch.channels_last, torch.contiguous_format):
         try:
             with torch.no_grad():
@@ -181,14 +180,12 @@ def _error(logits: Tensor, exact: Tensor) -> float:
 def _machine(device: torch.device) -> tuple[Any, ...]:
     if device.type == "cuda":
         return torch.__version__, torch.cuda.get_device_name(device)
-    able = sorted(torch.cpu.get_capabilities().items())
-    return torch.__version__, device.type, torch.get_num_threads(), able
+    return torch.__version__, device.type, torch.get_num_threads(), sorted(torch.cpu.get_capabilities().items())
 
 
 def _file() -> Path:
     """Return where choices are kept; raise RuntimeError without a home directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "antiphase" / "search-models.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphase" / "search-models.json"
 
 
 def _remembered() -> dict[str, str]:

@@ -28,8 +28,7 @@ def _sdpa(call: Call) -> Tensor:
     bias, dead = (None, None) if call.mask is None else open_dead_rows(call.mask, v.dtype)
     outs = [F.scaled_dot_product_attention(q, k, v, bias) for q, k in zip(queries, keys, strict=True)]
     outs = outs if dead is None else [out.masked_fill(dead, 0.0) for out in outs]
-    dtype = outs[0].dtype
-    return call.finish(plain_combine(outs[0], outs[1], call.lam).to(dtype) if len(outs) > 1 else outs[0])
+    return call.finish(plain_combine(outs[0], outs[1], call.lam).to(outs[0].dtype) if len(outs) > 1 else outs[0])
 
 
 BACKENDS: dict[str, Callable[[Call], Tensor]] = {"eager": _eager, "native": native_attention, "sdpa": _sdpa}

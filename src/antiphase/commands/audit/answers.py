@@ -164,8 +164,7 @@ class AnswersResult(Result):
     settings_title = "Attack"
 
     def headlines(self) -> list[Headline]:
-        headline = answers_headline(self.summary["pope"])
-        return [replace(headline, plot=lambda: answer_plot(self.summary))]
+        return [replace(answers_headline(self.summary["pope"]), plot=lambda: answer_plot(self.summary))]
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -208,8 +207,7 @@ def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, An
     for names, block in frame.group_by(by, maintain_order=True):
         *what, attack = map(str, names)
         name, title = "-".join((*what, attack)), f"{', '.join(what).capitalize()}, {attack_name(attack)}"
-        lines = block.with_columns(model=line)
-        tables.append(tabulate(name, title, lines, ["model"], "eps", field, budget, block))
+        tables.append(tabulate(name, title, block.with_columns(model=line), ["model"], "eps", field, budget, block))
     return tables
 
 

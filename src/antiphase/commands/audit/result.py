@@ -77,8 +77,7 @@ class AuditResult(Result):
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
         """(model, twin) by name."""
-        entries = self.summary["comparisons"]
-        return list(dict.fromkeys((entry["model"], entry["against"]) for entry in entries))
+        return list(dict.fromkeys((entry["model"], entry["against"]) for entry in self.summary["comparisons"]))
 
     @cached_property
     def rates(self) -> pl.DataFrame:

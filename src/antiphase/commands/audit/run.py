@@ -86,8 +86,7 @@ def measure(
                 kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
-    rows = described(_rows(results), ROW_SCHEMA, name, model, data, **how)
-    return rows, list(dict.fromkeys(warnings))
+    return described(_rows(results), ROW_SCHEMA, name, model, data, **how), list(dict.fromkeys(warnings))
 
 
 def passes_left(
@@ -120,8 +119,7 @@ def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
     order = pl.col("attack").cast(pl.Enum(attacks))
     first = parts.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
     first = first.with_columns(pl.when("success").then("attack").alias("felled_by"))
-    places = parts.filter(attack=attacks[0]).select(keys)
-    worst = places.join(first, on=keys, maintain_order="left")
+    worst = parts.filter(attack=attacks[0]).select(keys).join(first, on=keys, maintain_order="left")
     worst = worst.with_columns(attack=pl.lit(f"{WORST}{', '.join(attacks)}"))
     return pl.concat([worst.select(rows.columns), rows])
 
@@ -205,8 +203,7 @@ class _Cells:
 
     def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
         found = found.unique("sample", keep="first")  # two runs at once may both write a sample
-        wanted = pl.DataFrame({"sample": ids.numpy()})
-        rows = wanted.join(found, on="sample", how="left", maintain_order="left")
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(found, on="sample", how="left", maintain_order="left")
         arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
         place = torch.full((len(ids), 1), len(self.places) - 1.0, dtype=torch.float64)
         about = {"label": arrays["clean_prediction"], "adversarial": place}
@@ -472,8 +469,7 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:
             given = None if context is None else context(data)[:size]
-            images = data.images(range(size))
-            forward, backward = _seconds_per_pass(model, images, options, given, passes[1] > 0)
+            forward, backward = _seconds_per_pass(model, data.images(range(size)), options, given, passes[1] > 0)
             total += passes[0] * forward + passes[1] * backward
     if (total := total / process.count) > _SHORT:
         say(f"the attacks take at most about {duration(total)}; broken images take less", err=True)

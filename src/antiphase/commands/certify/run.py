@@ -86,8 +86,7 @@ def smoothed_rows(
         for part in parts:
             images, ids = data.images(part), data.ids[part]
             with attacked(model) as oracle:
-                batches = images.split(64)
-                clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in batches])
+                clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in images.split(64)])
 
             def keep(
                 position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
@@ -98,8 +97,7 @@ def smoothed_rows(
             how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
             smooth(model, images, **how, ids=ids, on_finished=keep)
     how = {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
-    samples = pl.DataFrame({"sample": data.ids.numpy()})
-    rows = samples.join(cache.collect()[name], on="sample", maintain_order="left")
+    rows = pl.DataFrame({"sample": data.ids.numpy()}).join(cache.collect()[name], on="sample", maintain_order="left")
     return described(rows, CERTIFY_SCHEMA, name, model, data, smoothing_seed=smoothing.seed, **how)
 
 
@@ -204,8 +202,7 @@ class CertifyResult(Result):
         return [Headline(title, _words("lead", **values), _words("condition", **values), plot)]
 
     def sections(self) -> list[Section]:
-        figure = curve_figure(self.frame("rows"), self.summary)
-        plot = Plot("curve", figure, _words("caption"), beside=True)
+        plot = Plot("curve", curve_figure(self.frame("rows"), self.summary), _words("caption"), beside=True)
         tables = [_certified(self.summary), *_differences(self.summary["comparisons"])]
         return [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
 
@@ -214,8 +211,7 @@ class CertifyResult(Result):
             [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]] for result in (self, other)
         )
         radii = [radius for radius in sorted({*mine, *theirs}) if radius <= min(mine[-1], theirs[-1])]
-        differences = paired_differences(*combined_rows(self, other), radii)
-        return pl.DataFrame(differences).rename({"value": "difference"})
+        return pl.DataFrame(paired_differences(*combined_rows(self, other), radii)).rename({"value": "difference"})
 
 
 def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:

@@ -143,8 +143,7 @@ class _Examination:
             output = Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
             probes = torch.randn(8, *output.shape, generator=generator).to(output)
             grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
-            places = (self.detection.positive, self.detection.negative)
-            one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in places)
+            one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in (self.detection.positive, self.detection.negative))
             one = one + two.mean(3, keepdim=True) if self.detection.integral else one
             squares, products = (torch.einsum("bpgij,bphij->bigh", one, other) for other in (one, two))
             size = squares.detach().diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]

@@ -40,8 +40,7 @@ def compare(first: Result | str | Path, second: Result | str | Path) -> "Compare
 
 def run(options: CompareOptions, command: str) -> None:
     """Compare the runs and write everything but the page into ``options.out``."""
-    result = _compared(options.first, options.second, command, options.record())
-    for name, content in result.files.items():
+    for name, content in _compared(options.first, options.second, command, options.record()).files.items():
         with replacing(options.out / name) as temporary:
             temporary.write_bytes(content)
 

@@ -171,8 +171,7 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
 
 def _decided(differences: Sequence[Number]) -> tuple[list[Number], ...]:
     """Return the differences that are decided to be above zero, those below, and the others."""
-    estimates = [estimate_of(row, "difference") for row in differences]
-    signs = decide(estimates, [row["p"] for row in differences])
+    signs = decide([estimate_of(row, "difference") for row in differences], [row["p"] for row in differences])
     return tuple([row for row, sign in zip(differences, signs, strict=True) if sign == side] for side in (1, -1, 0))
 
 
@@ -185,8 +184,7 @@ def _task_table(task: str, results: Sequence[Number], groups: Sequence[figures.F
     """Tabulate the numbers of a task: models and data sets down, then levels without a model; numbers across."""
     frame = pl.DataFrame(results, infer_schema_length=None)
     heads = list(map(heading, results))
-    color = pl.col("model").replace_strict(figures.colors_of(groups))
-    shown = frame.with_columns(color=color, number=pl.Series(heads))
+    shown = frame.with_columns(color=pl.col("model").replace_strict(figures.colors_of(groups)), number=pl.Series(heads))
     once = shown.unique(["data", "number"], keep="first", maintain_order=True).with_columns(color=pl.lit(""))
     levels = [
         once.drop_nulls(level).with_columns(model=pl.lit(words), value=pl.col(level).cast(pl.Float64))

@@ -117,8 +117,7 @@ def evaluate(
     said = [*doubts, *_at_chance(summary["results"], sources), *projected, *told]
     settings = json.loads(json.dumps(vars(protocol))) | options.chosen("resize")
     settings["tasks"] = list(dict.fromkeys(cell.task.name for cell in cells))
-    precisions = dict.fromkeys(_precision(cell.task, options.precision) for cell in cells)
-    settings["precision"] = ", ".join(precisions)
+    settings["precision"] = ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells))
     tests = [source.test for source in sources]
     of_data = {
         "data": titles,
@@ -374,5 +373,4 @@ def load_source(
 
 def left_out(source: Source) -> list[str]:
     """Return a line for each part of a data set that something was left out of."""
-    parts = (source.test, source.train, source.validation)
-    return [line for data in parts for line in getattr(data, "left_out", ())]
+    return [line for data in (source.test, source.train, source.validation) for line in getattr(data, "left_out", ())]

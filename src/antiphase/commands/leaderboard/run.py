@@ -48,8 +48,7 @@ class Row(NamedTuple):
     def difference(self) -> Difference | None:
         """The difference of the ASR from that of the twin."""
         cell = (self.model.name, self.rates.attack, self.rates.norm, self.rates.eps)
-        same = (one for one in self.card.differences if (one.model, one.attack, one.norm, one.eps) == cell)
-        return next(same, None)
+        return next((one for one in self.card.differences if (one.model, one.attack, one.norm, one.eps) == cell), None)
 
 
 def answer(options: LeaderboardOptions, _: str) -> Answer:
@@ -110,8 +109,7 @@ def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[s
     """Write the page, which is self-contained, and return its path."""
     rows = rows_of(cards)
     about = {"cards": len(cards), "models": len({row.model.weights for row in rows}), "left_out": left_out}
-    page = environment().get_template("leaderboard.html")
-    write_text(out, page.render(boards=rankings(rows, out.parent), **about))
+    write_text(out, environment().get_template("leaderboard.html").render(boards=rankings(rows, out.parent), **about))
     return out
 
 
@@ -181,5 +179,4 @@ def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
         numbers.append(about | ends | {"date": line["date"]})
     name = "leaderboard-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     columns = ("rank", "model", "robust, %", "clean, %", "ASR, %", "attack", "images", "date")
-    csv = pl.DataFrame(numbers, infer_schema_length=None).write_csv()
-    return Table(name, title, columns, tuple(rows), csv)
+    return Table(name, title, columns, tuple(rows), pl.DataFrame(numbers, infer_schema_length=None).write_csv())

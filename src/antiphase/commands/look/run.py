@@ -66,8 +66,7 @@ class LookResult(Result):
         what, count = METHODS[rows["method"][0]].label, len(self.summary["images"])
         title = f"{what} of {listed(self.summary['models'])}, for {texts}"
         if len(blocks) > 1:
-            maps = (block["map"].to_list() for block in blocks)
-            alike = [_correlation(*pair) for pair in zip(*maps, strict=True)]
+            alike = [_correlation(*pair) for pair in zip(*(block["map"].to_list() for block in blocks), strict=True)]
             title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
@@ -90,8 +89,7 @@ class LookResult(Result):
             columns.append(MapColumn(model, method.label, arrays, method.label_for(kinds[model])))
         blind = [METHODS[name].label for name in self.summary["methods"] if not METHODS[name].asks]
         note = f"The same for every text: {', '.join(blind)}." if blind and len(texts) > 1 else ""
-        own_scales = self.summary.get("scale") == "each"
-        return look_figure(images, texts, columns, note=note, own_scales=own_scales)
+        return look_figure(images, texts, columns, note=note, own_scales=self.summary.get("scale") == "each")
 
     def write(self, path: Path) -> Path:
         """Write the figure, and the maps and a page next to it, all or none, and return the path of the page."""
@@ -140,11 +138,9 @@ def look(options: LookOptions, command: str = "") -> LookResult:
             except NoSecondMap as error:
                 left_out.append(about | {"why": str(error)})
                 continue
-            of_texts = zip(texts, column, strict=True)
-            for (text, of_text), image in itertools.product(of_texts, range(len(images))):
+            for (text, of_text), image in itertools.product(zip(texts, column, strict=True), range(len(images))):
                 place = about | {"image": image, "text": text}
-                values = of_text[image]
-                maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in values]})
+                maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in of_text[image]]})
     if not maps:
         raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
     about = ("spec", "attention", "seed")
@@ -167,14 +163,13 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     shown = io.BytesIO()
     np.savez_compressed(shown, **arrays)
     first, *more = (path.name for path in images)
-    pixels = [picture.numpy().tobytes() for picture in pictures]
     record = {
         "command": command,
         "options": stored["options"],
         "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")},
         "models": {name: model.card.spec for name, model in models.items()},
         "data": f"{first} and {len(more)} more" if more else first,
-        "data_fingerprint": digest(*pixels),
+        "data_fingerprint": digest(*[picture.numpy().tobytes() for picture in pictures]),
         "n": len(images),
         "seconds": round(time.monotonic() - began, 2),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,8 +177,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
         "warnings": [],
     }
     record["settings"] |= options.chosen("resize")
-    files = in_files({"maps": stored, "run": record}, maps=rows)
-    return LookResult("look", files | {"shown.npz": shown.getvalue()})
+    return LookResult("look", in_files({"maps": stored, "run": record}, maps=rows) | {"shown.npz": shown.getvalue()})
 
 
 def _check(options: LookOptions) -> None:

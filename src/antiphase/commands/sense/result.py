@@ -51,8 +51,7 @@ class SenseResult(Result):
         compared, faults = [], []
         for part in [part for part in _COMPARED if part in self.tables and part in other.tables]:
             try:
-                found = differences_of(part, *combined_rows(self, other, part))
-                compared.append(found.with_columns(part=pl.lit(part)))
+                compared.append(differences_of(part, *combined_rows(self, other, part)).with_columns(part=pl.lit(part)))
             except UserError as error:  # at other ε, or of other layers
                 faults.append(error)
         if not compared:
@@ -109,8 +108,7 @@ def sensitivity_sections(result: Result, pairs: Sequence[tuple[str, str]], group
         sentences = [words["words"].format(**numbers), _WORDS["intervals"]]
         sentences += [_WORDS["seeds"].format(seeds=seeds)] if seeds else []
         panels = [Panel(f"sheet-{table.name}", table.title.split(",")[0], [table]) for table in tables]
-        short = words["short"]
-        sections.append(Section(part, words["title"], " ".join(sentences), plots, (), panels, "", short))
+        sections.append(Section(part, words["title"], " ".join(sentences), plots, (), panels, "", words["short"]))
     return sections
 
 
@@ -136,8 +134,7 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
         _table(f"alignment-{site}", f"Alignment {sites[site]}", block, _HEADS["alignment"], groups)
         for site, block in of_site.items()
     ]
-    explained = sensitivity.explanation(rows, list(pairs))
-    for (site,), own in explained.group_by(["site"], maintain_order=True):
+    for (site,), own in sensitivity.explanation(rows, list(pairs)).group_by(["site"], maintain_order=True):
         own = own.with_columns(model=pl.col("model") + " / " + pl.col("against"))
         title = f"Taken apart {_SITES[str(site)]}, in logarithms"
         tables.append(_table(f"explanation-{site}", title, own, _HEADS["explanation"], groups))
@@ -218,8 +215,7 @@ def _axis(
     title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
 ) -> figures.Axis:
     own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
-    means = figures.with_means(own, groups, ["layer"], sensitivity.within(metric))
-    return figures.Axis(title, means, *more, **how)
+    return figures.Axis(title, figures.with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
 
 
 def _layer_figure(rows: Sequence[Sequence[figures.Axis]], groups: Sequence[Family]) -> Figure:

@@ -144,8 +144,7 @@ def sense(
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
-        asked = [(part.name, sample) for sample in wanted]
-        cache = Cache(out, {part.name: what}, part.stored, asked, process)
+        cache = Cache(out, {part.name: what}, part.stored, [(part.name, sample) for sample in wanted], process)
         bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
         with bar as advance, cache.filling(size) as batches:
             for positions in batches:

@@ -76,8 +76,7 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
     with cache.filling(slice_size(data.image_shape)) as parts:
         for part in parts:
             images, ids, frames = data.images(part), data.ids[part], []
-            threat = Threat(options.norm, eps)
-            (made,) = sweep(attack, models[surrogate], images, None, threat, [eps], ids=ids, **how)
+            (made,) = sweep(attack, models[surrogate], images, None, Threat(options.norm, eps), [eps], ids=ids, **how)
             cache.journals[surrogate].warn(made.warnings)
             columns = {"sample": ids} | {name: made.arrays[name] for name in ("distance", *_COUNTS[-2:])}
             for number, model in enumerate(models.values()):
@@ -97,8 +96,7 @@ def differences(rows: pl.DataFrame) -> pl.DataFrame:
     The first is the one with differential attention where the other has another, else the first of the rows.
     """
     attention = dict(rows.select("model", "attention").unique().iter_rows())
-    names = rows["model"].unique(maintain_order=True)
-    order = sorted(names, key=lambda name: attention[name] != "differential")
+    order = sorted(rows["model"].unique(maintain_order=True), key=lambda name: attention[name] != "differential")
     pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in combinations(order, 2)]
     return asr.with_decisions(pl.concat([asr.compare(_ways(rows), *pair) for pair in pairs]))
 
@@ -136,8 +134,7 @@ class TransferResult(Result):
         found = self.rates.filter(eps=row["eps"])
         ways = [found.filter(pl.col("model").is_in(way))["value"] for way in zip(*pairs, strict=True)]
         there, back = (float(rates.to_numpy().mean()) for rates in ways)
-        interval = percent_range(row["image_low"], row["image_high"])
-        difference = with_interval(f"{points(there - back)} points", interval)
+        difference = with_interval(f"{points(there - back)} points", percent_range(row["image_low"], row["image_high"]))
         title = f"{' → '.join(sides)} {percent(there)} %, back {percent(back)} %: {difference}"
         lead = (
             "Share of images, made on one model, that change the prediction of the other. Paired by image, mean over "

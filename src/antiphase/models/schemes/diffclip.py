@@ -86,8 +86,7 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
 
     def sizes(tower: str, dim: int) -> dict[str, int]:
         layers = (re.match(rf"{re.escape(_BLOCKS[tower])}\.(\d+)\.", name) for name in state)
-        depth = 1 + max(int(layer[1]) for layer in layers if layer)
-        return {"dim": dim, "num_heads": dim // _HEAD, "depth": depth}
+        return {"dim": dim, "num_heads": dim // _HEAD, "depth": 1 + max(int(layer[1]) for layer in layers if layer)}
 
     dim, _, _, patch = shape("visual.patch_embed.proj.weight", 4)
     grid = round((shape("visual.pos_embed", 3)[1] - 1) ** 0.5)

@@ -105,8 +105,7 @@ def _made(wanted: Wanted, make: Callable[..., Any], fix: str, positions: str, si
             if place in state and first in own and state[place].shape != own[place].shape:
                 tokens, held = own[place].shape[-2], state[place].shape[-2]
                 others = tokens - int(tokens**0.5) ** 2  # that are no patches
-                side = round(max(held - others, 1) ** 0.5)
-                sizes[size] = side * own[first].shape[-1]
+                sizes[size] = round(max(held - others, 1) ** 0.5) * own[first].shape[-1]
         model = make(**sizes)
         if file:
             load_into(model, state, file)
@@ -206,8 +205,7 @@ def _open_clip(wanted: Wanted) -> nn.Module:
         what = "its text tower or tokenizer is neither cached nor available"
         fix = "use one such as open_clip:ViT-B-32"
     place = f"local-dir:{folder}" if stored else base
-    lacking = downloading(f"{spec}: {what}", f"{once}, or {fix}", FAILURES)
-    with drawn_from(wanted.seed), quiet_logging(), lacking:
+    with drawn_from(wanted.seed), quiet_logging(), downloading(f"{spec}: {what}", f"{once}, or {fix}", FAILURES):
         model: Any = open_clip.create_model(
             place,
             pretrained=None if stored or drawn or file else tag,

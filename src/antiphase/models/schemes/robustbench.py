@@ -85,8 +85,7 @@ def _robustbench(wanted: Wanted) -> nn.Module:
         raise UserError(f"{wanted.spec}: RobustBench has no such model for {data} and {threat}") from None
     side = 224 if data == "imagenet" else 32
     _, count, _ = probe(model, wanted.spec, (3, side, side))
-    squares = _SQUARES if data == "imagenet" else (Square(32),)
-    for square in squares:
+    for square in _SQUARES if data == "imagenet" else (Square(32),):
         with suppress(UserError):
             used = Preprocessing(square, (0.0,) * 3, (1.0,) * 3)
             if data == "imagenet":

@@ -61,8 +61,7 @@ class Evaluate(Measurement):
     def facts(self) -> Iterator[tuple[str, Any]]:
         protocol = protocol_with(self.protocol)
         yield from super().facts()
-        names = find_task(self.task).fields
-        yield self.task, {name: getattr(protocol, name) for name in names} | {"data": self.data}
+        yield self.task, {name: getattr(protocol, name) for name in find_task(self.task).fields} | {"data": self.data}
         if self.task == "zero-shot" and not protocol.templates:
             yield self.task, {"templates": "the data's own, else 80 and 7"}
 
@@ -174,8 +173,7 @@ class Relevance(Measurement):
         pairs = load_pairs(self.data, split=self.split, progress=progress)
         if not isinstance(pairs, PairSet):
             raise UserError(f"{self.data}: expected pairs with random access; shards are for training")
-        needed = {"class": pairs.labels, "objects": pairs.objects}.get(self.ask, pairs)
-        if needed is None:
+        if {"class": pairs.labels, "objects": pairs.objects}.get(self.ask, pairs) is None:
             raise UserError(f"ask {self.ask!r} on {self.data}: its images have none; expected ask 'caption'")
         if self.texts and pairs.objects is not None:
             shown = [{one.name for one in objects} for objects in pairs.objects]
@@ -204,8 +202,7 @@ def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], 
     image = square.at(min(square.size, _SHOWN))(pixels).permute(1, 2, 0).contiguous().numpy()
     about = {"sample": int(pairs.ids[position]), "image": image.tobytes()}
     about |= {"image_height": len(image), "image_width": image.shape[1]}
-    plain = pairs.objects is None and pairs.name in EMOJI_SETS
-    masks: Masks = {None: on_white(pixels)} if plain else {}
+    masks: Masks = {None: on_white(pixels)} if pairs.objects is None and pairs.name in EMOJI_SETS else {}
     for one in () if pairs.objects is None else pairs.objects[position]:
         mask = one.mask()
         side = min(mask.shape)  # of the centre that models see

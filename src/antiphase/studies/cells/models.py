@@ -112,8 +112,7 @@ class Own(_Made):
     def load(self, lab: Lab) -> nn.Module:
         model = self.build(self.seed)
         kind = self.attention or attention_kind(model)
-        card = ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
-        with_card(model, card)
+        with_card(model, ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes))
         return model if self.attention else with_kind_found(model)
 
 
@@ -204,5 +203,4 @@ class Measurement(Cell):
 def facts_of_given(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a measured model is, where it is not trained here."""
     if isinstance(model, Given):
-        note = f"{model.spec}: {model.note}" if model.note else ""
-        yield "given", {"spec": model.spec, "note": note}
+        yield "given", {"spec": model.spec, "note": f"{model.spec}: {model.note}" if model.note else ""}

@@ -164,8 +164,7 @@ class TrainVit(Training):
         how: dict[str, Any] = {"image_size": self.image_size, "progress": lab.progress}
         train = load_data(self.data, split="train", limit=self.limit, **how)
         test = load_data(self.data, split="test", **how)  # for the log
-        about = {"data": self.data, "seed": self.seed, **self._recipe}
-        recipe = make_recipe(self.model, train, self.sizes, **about)
+        recipe = make_recipe(self.model, train, self.sizes, **{"data": self.data, "seed": self.seed, **self._recipe})
         train_classifier(recipe, train, test, folder, trackers=lab.track, progress=lab.progress)
         return None
 
@@ -191,8 +190,7 @@ class TrainClip(Training):
 
     def content(self) -> dict[str, str]:
         """Return what its data are, where a file or a folder lists them; shards go by their names."""
-        listed = ":" in self.data and not self.data.startswith("shards:")
-        return {"data": _listed(self.data)} if listed else {}
+        return {"data": _listed(self.data)} if ":" in self.data and not self.data.startswith("shards:") else {}
 
     def factors(self) -> dict[str, Any]:
         sizes = CLIP_PRESETS[_SIZES.get(self.preset, "b16")]["vision"] | self.sizes.get("vision", {})

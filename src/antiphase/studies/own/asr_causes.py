@@ -87,7 +87,6 @@ def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
 
     vit, bare = train("vit"), {"head_norm": False, "rescale": False}
     one_unit = 4.0 + 1.5 / own.sizes.get("dim", 192)  # one hidden unit more in the MLP of each block
-    epochs = max(1, round(vit.recipe["epochs"] * 2 / 3))
     controls: dict[str, TrainVit] = {
         NORMED: train("vit-norm"),
         ZERO: train("diffvit", parameterisation="zero"),
@@ -96,7 +95,7 @@ def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
         WIDER: train("vit", mlp_ratio=one_unit),
         NORMAL[VIT]: train("vit", initial_weights="normal"),
         NORMAL[DIFFVIT]: train("diffvit", initial_weights="normal"),
-        SHORTER: replace(vit, recipe={**vit.recipe, "epochs": epochs}),
+        SHORTER: replace(vit, recipe={**vit.recipe, "epochs": max(1, round(vit.recipe["epochs"] * 2 / 3))}),
     }
     named = {series: Variant(model=model, series=series) for series, model in controls.items()}
     return {VIT: vit, DIFFVIT: train("diffvit"), **named}
@@ -162,8 +161,7 @@ class Measured:
         return _matrix(self.margin, series, pl.col(column))
 
     def distances(self, series: str) -> Matrix:
-        distance = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
-        return _matrix(self.nearest, series, distance)
+        return _matrix(self.nearest, series, pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf))
 
     def gains(self, series: str) -> Matrix:
         """Return κ: how much longer the gradient is than with the two maps' parts at a right angle."""
@@ -226,8 +224,7 @@ class Measured:
         inner = self.of(series, "inner")
         squares = np.stack([np.square(self.of(series, name)) for name in ("positive", "negative")])
         sizes = squares.mean(2, keepdims=True)
-        half = (squares / sizes).sum(0) / 2
-        return -(inner + inner.mean(1, keepdims=True) * (1.0 - half)) / np.sqrt(sizes.prod(0))
+        return -(inner + inner.mean(1, keepdims=True) * (1.0 - (squares / sizes).sum(0) / 2)) / np.sqrt(sizes.prod(0))
 
     def logarithms(self, series: str) -> dict[str, Matrix]:
         """Return ln of the least perturbation d, of the margin m, of ‖g‖₁ and of d in units of m / ‖g‖₁.
@@ -235,8 +232,7 @@ class Measured:
         ln d = ln m − ln ‖g‖₁ + ln(d·‖g‖₁ / m). Images that FAB does not break count at the largest distance found.
         """
         distance = self.distances(series)
-        most = distance[np.isfinite(distance)].max(initial=TINY)
-        least = np.minimum(distance, most)
+        least = np.minimum(distance, distance[np.isfinite(distance)].max(initial=TINY))
         d, m, slope = map(_log, (least, self.of(series, "margin"), self.of(series, "norm1")))
         return dict(zip(LOGARITHMS, (d, m, slope, d - m + slope), strict=True))
 
@@ -320,8 +316,7 @@ def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[
 
     def bars(names: Mapping[str, str]) -> Any:
         asr = _rates(measured, names).filter(pl.col("eps").is_in(EPS[1:3]))
-        ticks = tuple(names.values())
-        return at(asr, _placed(names), "1/255 and 2/255", "", rate, kind="bar", ticks=ticks)
+        return at(asr, _placed(names), "1/255 and 2/255", "", rate, kind="bar", ticks=tuple(names.values()))
 
     remaining, style = _by_eps(measured, measured.differences), {"percent": True, "level": 0.0}
     drawn = {
@@ -424,8 +419,7 @@ def checks(rows: RowsByTable) -> Checks:
         return at_each_eps(f"part: {name},", lambda eps: measured.parts(eps)[name])
 
     def remains(name: str) -> list[Check]:
-        words = f"ASR(DiffViT) − ASR(ViT), {name},"
-        return at_each_eps(words, lambda eps: measured.differences(eps)[name])
+        return at_each_eps(f"ASR(DiffViT) − ASR(ViT), {name},", lambda eps: measured.differences(eps)[name])
 
     without_a2, without_a1, _ = STOPPED
     return {

@@ -50,8 +50,7 @@ class Paper:
     def benches(self, kind: type[Bench]) -> dict[str, Bench]:
         """Return the sizes of every profile; lists are tuples."""
         text = (self.folder / "profiles.toml").read_text(encoding="utf-8")
-        sizes = tomllib.loads(text)[kind.__name__]
-        return {name: kind(**_tupled(fields)) for name, fields in sizes.items()}
+        return {name: kind(**_tupled(fields)) for name, fields in tomllib.loads(text)[kind.__name__].items()}
 
     def study(
         self,
@@ -105,8 +104,7 @@ class Paper:
     ) -> Plot:
         """Return a figure under its caption, which may name what the intervals are ``over``."""
         told = over(*(panel.points for panel in drawn), samples=samples) if drawn else ""
-        words = self.words["captions"][caption or name]
-        return Plot(name, filled(words, over=told, **values), tuple(drawn), columns)
+        return Plot(name, filled(self.words["captions"][caption or name], over=told, **values), tuple(drawn), columns)
 
     def settings(self, *kinds: str, **values: Any) -> dict[str, str]:
         """Return the settings of some kinds as a page shows them; those that come out empty are left out."""

@@ -137,8 +137,7 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
 def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> None:
     """Put the answers in short, and their picture from another folder, into a Markdown file between two marks."""
     folder = os.path.relpath(pictures, into.parent)
-    prefix = "" if folder == "." else f"{folder}/"
-    replace_marked(into, "findings", summary(results, "readme.md", prefix=prefix))
+    replace_marked(into, "findings", summary(results, "readme.md", prefix="" if folder == "." else f"{folder}/"))
 
 
 def replace_marked(into: Path, mark: str, text: str) -> None:

@@ -181,8 +181,7 @@ class StudyResult(RunResult):
     def figure(self) -> Figure:
         """Draw the first plot of a single study, else all claims."""
         plots = [plot for study in self.studies if study.artefact for plot in study.artefact.plots]
-        alone = plots and len(self.studies) == 1
-        return plot_figure(plots[0]) if alone else forest_figure(forest_lines(self.studies))
+        return plot_figure(plots[0]) if plots and len(self.studies) == 1 else forest_figure(forest_lines(self.studies))
 
     @property
     def record(self) -> dict[str, Any]:

@@ -69,8 +69,7 @@ def panel_tables(plot: Plot) -> list[Table]:
         points = _with_paper(panel).sort("x", maintain_order=True)
         cells = points.select(*ESTIMATES, "paper", row="series", column=column)
         title = ", ".join(filter(None, [panel.title, y_label(panel)]))
-        digits = 1 if panel.percent else None
-        tables.append(Table(plot.name, title, x_label(panel), cells, panel.percent, digits))
+        tables.append(Table(plot.name, title, x_label(panel), cells, panel.percent, 1 if panel.percent else None))
     return tables
 
 
@@ -190,8 +189,7 @@ def plain_claims(result: Result) -> dict[str, Any]:
         checks = _check_frame([(result, claim)]).drop(_ABOUT).rename({"check": "what"})
         plain.append(own | {"checks": json.loads(checks.write_json())})
     about = {"study": result.name, "paper": result.paper, "profile": result.profile}
-    counts = {"seeds": list(result.seeds), "done": result.done, "cells": result.total}
-    return about | counts | {"claims": plain}
+    return about | {"seeds": list(result.seeds), "done": result.done, "cells": result.total} | {"claims": plain}
 
 
 def _check_frame(claims: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:

@@ -138,8 +138,7 @@ def given_models(profile: Profile) -> list[Given]:
     """Return the models of ``--models``; several of one kind and training set are its training seeds."""
     found: list[Given] = []
     for spec in profile.models:
-        several = released() if spec == RELEASED else [_model(spec, 0)]
-        for one in several:
+        for one in released() if spec == RELEASED else [_model(spec, 0)]:
             kind = (one.series, one.factors()["trained_on"])
             seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in found)
             found.append(one if not seed else _model(spec, seed))
@@ -194,10 +193,8 @@ def _run(folder: Path, spec: str, seed: int) -> Given:
     facts: dict[str, Any] = {"trained_on": str(recipe.get("data")), "depth": config.vision.depth}
     towers = _differential(config)
     if any(towers):
-        tower = config.vision if towers[0] else config.text
-        facts |= tower.model_dump(include={"lambda_init", "lambda_schedule"})
-    by_depth = facts.get("lambda_schedule") == "depth"
-    return given(spec, _series(towers, by_depth), seed, **facts)
+        facts |= (config.vision if towers[0] else config.text).model_dump(include={"lambda_init", "lambda_schedule"})
+    return given(spec, _series(towers, facts.get("lambda_schedule") == "depth"), seed, **facts)
 
 
 def _differential(config: ClipConfig) -> tuple[bool, bool]:

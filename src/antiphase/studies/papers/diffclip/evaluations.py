@@ -29,8 +29,7 @@ KEYS = ["task", "pretraining", "series", "data"]  # what the numbers of this pap
 
 def published(study: str) -> pl.DataFrame:
     """Return the paper's numbers of a study: ``KEYS``, ``value`` and ``sd``."""
-    numbers = printed_numbers("diffclip", f"diffclip-{study}").rename({"column": "data"})
-    return numbers.select(*KEYS, "value", "sd")
+    return printed_numbers("diffclip", f"diffclip-{study}").rename({"column": "data"}).select(*KEYS, "value", "sd")
 
 
 def estimated(observed: pl.DataFrame) -> pl.DataFrame:
@@ -50,8 +49,7 @@ def model_table(
     """Return a table with models down, then :func:`levels`, and data sets across, the paper's numbers beside ours."""
     row = pl.coalesce(pl.format("{}, {}", "series", "pretraining"), "series")
     if level is not None:
-        several = level.group_by("task", "series", maintain_order=True)
-        whole = several.agg(pl.mean("value"), data=pl.lit(AVERAGE))
+        whole = level.group_by("task", "series", maintain_order=True).agg(pl.mean("value"), data=pl.lit(AVERAGE))
         level = pl.concat([level, whole], how="diagonal").with_columns(n=pl.lit(0, pl.Int64))
         shown = level.join(means.select("task", "data").unique(), on=["task", "data"], maintain_order="left")
         means = pl.concat([means, shown], how="diagonal")
@@ -313,8 +311,7 @@ def _average(means: pl.DataFrame) -> pl.DataFrame:
     )
     most = means["data"].n_unique()
     mean = every.group_by([*model, "seed"], maintain_order=True).agg(VALUE.mean(), pl.sum("n"), sets=pl.len())
-    whole = mean.filter((pl.col("sets") == most) & (most > 1)).with_columns(data=pl.lit(AVERAGE))
-    return whole.select(means.columns)
+    return mean.filter((pl.col("sets") == most) & (most > 1)).with_columns(data=pl.lit(AVERAGE)).select(means.columns)
 
 
 TABLE_4 = _spread_study(4, "probe")
@@ -399,8 +396,7 @@ def _draw_shift(rows: RowsByTable) -> Artefact:
 
 
 def _shift_checks(rows: RowsByTable) -> Checks:
-    mean = _shifted(observations(rows["evaluate"]))
-    return {"better-under-shift": gains(mean, ["zero-shot"], data=SHIFT_AVERAGE)}
+    return {"better-under-shift": gains(_shifted(observations(rows["evaluate"])), ["zero-shot"], data=SHIFT_AVERAGE)}
 
 
 FIGURE_3 = clip_study(
@@ -476,8 +472,7 @@ def _pattern_checks(rows: RowsByTable) -> Checks:
         "by-pattern": [check for name in names if name != EXCEPTION for check in told(data=name)],
     }
     if EXCEPTION in names:
-        worse = told(first="CLIP", second="DiffCLIP", data=EXCEPTION)
-        checks["worse-in-state-and-condition"] = worse
+        checks["worse-in-state-and-condition"] = told(first="CLIP", second="DiffCLIP", data=EXCEPTION)
     return checks
 
 

@@ -62,8 +62,7 @@ def _gallery(name: str, title: str, named: pl.DataFrame, kinds: Sequence[str]) -
         sheet.append((Picture("; ".join(texts), maps[0].image), *maps))
     sources = map(str, named["trained_on"].unique(maintain_order=True).drop_nulls())
     origin = ", ".join(TITLES.get(source, source) for source in sources)
-    words = filled(PAPER.words["captions"]["gallery"], title=title, origin=origin)
-    return Gallery(name, words, tuple(sheet))
+    return Gallery(name, filled(PAPER.words["captions"]["gallery"], title=title, origin=origin), tuple(sheet))
 
 
 def _picture(title: str, row: dict[str, Any]) -> Picture:

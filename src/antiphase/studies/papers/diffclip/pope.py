@@ -109,8 +109,7 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
     The questions about an image are one sample.
     """
     keys = [*_MODEL, "task", "data"]
-    image = {SAMPLE: pl.col("group").cast(pl.String)}
-    named = rows.with_columns(pretraining=pretraining(), task="setting", **image)
+    named = rows.with_columns(pretraining=pretraining(), task="setting", **{SAMPLE: pl.col("group").cast(pl.String)})
     observed = [
         block.with_columns(data=pl.lit(name), value=pl.Series(values)).select(*keys, SAMPLE, "value")
         for block in named.partition_by([*_MODEL, "task"], maintain_order=True)
@@ -125,8 +124,7 @@ def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
     named = named.with_columns(model=pl.format("{}/{}/{}", *_MODEL))
     rates = answer_rates(named).filter(metric=FALSE_YES)
     budget = pl.when(pl.col("eps") > 0).then(IN_255THS).otherwise(pl.lit(_CLEAN))
-    models = named.select("model", *_MODEL).unique()
-    return rates.join(models, on="model", maintain_order="left").select(
+    return rates.join(named.select("model", *_MODEL).unique(), on="model", maintain_order="left").select(
         *_MODEL, task="sampling", data=budget, value="value", **{SAMPLE: pl.col("image").cast(pl.String)}
     )
 
@@ -144,8 +142,7 @@ def draw(rows: RowsByTable) -> Artefact:
     means, paper = estimated(scores(rows["evaluate"])), published("table-3")
     name, words, listed = "diffclip-table-3", "Yes to absent objects, ", []
     for sampling in SAMPLINGS:
-        shown = means.filter(task=sampling)
-        listed += model_table(f"{name}-{sampling}", f"POPE, {sampling}", shown, paper, digits=2)
+        listed += model_table(f"{name}-{sampling}", f"POPE, {sampling}", means.filter(task=sampling), paper, digits=2)
     observed = hallucinations(rows["answers"]).filter(task=ALL)
     rates, rise = estimated(observed), estimates(rises(observed), KEYS, VALUE, "difference")
     listed += model_table(f"{name}-attacked", f"{words}by budget of the attack", rates, paper)

@@ -177,8 +177,7 @@ def settings(profile: Profile) -> dict[str, str]:
         "sense": sizes.sense_of(models[0], "lipschitz").options(),
         "seeds": [len(sizes.seeds_of(profile, depth)) for depth in (1, 4)],
     }
-    shown = PAPER.settings("vits", "attacks", "searches", bench=sizes, **values)
-    return shown | {IN_SHORT: vits_in_short(models)}
+    return PAPER.settings("vits", "attacks", "searches", bench=sizes, **values) | {IN_SHORT: vits_in_short(models)}
 
 
 def vit_and_clip_settings(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> dict[str, str]:

@@ -48,8 +48,7 @@ def values(rows: RowsByTable) -> pl.DataFrame:
 
 def _root(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
     """Return √(mean(top) / mean(bottom)), linearised in each image."""
-    relative = top / top.mean() - bottom / bottom.mean()
-    return (top.mean() / bottom.mean()).sqrt() * (1.0 + relative / 2)
+    return (top.mean() / bottom.mean()).sqrt() * (1.0 + (top / top.mean() - bottom / bottom.mean()) / 2)
 
 
 def _log(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
@@ -60,8 +59,7 @@ def _log(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
 def cosine(cross: pl.Expr, first: pl.Expr, second: pl.Expr) -> pl.Expr:
     """Return mean(cross) / √(mean(first)·mean(second)), linearised in each image."""
     scale = (first.mean() * second.mean()).sqrt()
-    half = (first / first.mean() + second / second.mean()) / 2
-    return (cross + cross.mean() * (1.0 - half)) / scale
+    return (cross + cross.mean() * (1.0 - (first / first.mean() + second / second.mean()) / 2)) / scale
 
 
 def _twins(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFrame:
@@ -149,8 +147,7 @@ def draw_sensitivity(rows: RowsByTable) -> Artefact:
 
     lines, drawn = chosen(FACTORS).with_columns(series=pl.format("DiffViT, depth {}", "depth")), []
     for data, name in product(lines["data"].unique(maintain_order=True), FACTORS):
-        own = lines.filter(data=data, quantity=name)
-        drawn += panels(own, "{quantity}, {data}", number, ("layer", name))
+        drawn += panels(lines.filter(data=data, quantity=name), "{quantity}, {data}", number, ("layer", name))
     plots = [
         PAPER.plot("layer-factors", drawn),
         bars("layer-parts", (RATIO, *PARTS), log),

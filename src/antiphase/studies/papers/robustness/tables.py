@@ -80,8 +80,7 @@ def _four_layer_cells(profile: Profile) -> list[Cell]:
     data = "tiny-imagenet" if profile.name == "paper" else None
     depth = max(depth for depth in sizes.depths if depth <= 4)
     models = [sizes.train(kind, seed, data, depth=depth) for kind in KINDS for seed in sizes.seeds_of(profile, depth)]
-    patches = (partial(sizes.patch, width=width) for width in WIDTHS)
-    return measured(models, sizes.attack, *patches, sizes.accuracy)
+    return measured(models, sizes.attack, *(partial(sizes.patch, width=width) for width in WIDTHS), sizes.accuracy)
 
 
 def _draw_four_layers(rows: RowsByTable) -> Artefact:
@@ -136,8 +135,7 @@ def _draw_adversarial(rows: RowsByTable) -> Artefact:
     title, paper = "Accuracy and ASR after adversarial training", PRINTED["table-3"]
     curves = asr.with_columns(model="series", series=_by_training("natural", "trained at "))
     drawn = panels(curves, "{model}", "eps", ("ε of the attack", "attack success rate"), scale="eps", percent=True)
-    listed = figures.tables(both, title, "table-3", row, "column", paper=paper)
-    return Artefact([PAPER.plot("table-3", drawn)], listed)
+    return Artefact([PAPER.plot("table-3", drawn)], figures.tables(both, title, "table-3", row, "column", paper=paper))
 
 
 def _adversarial_checks(rows: RowsByTable) -> Checks:
@@ -153,8 +151,7 @@ def _adversarial_checks(rows: RowsByTable) -> Checks:
         words = f"accuracy(DiffViT, {one}) − accuracy({other})"
         return apart(clean, "train_eps", first, second, CORRECT, words, "points")
 
-    hostile = clean.filter(pl.col("train_eps") > 0)
-    falls = trend(hostile, "train_eps", {"series": "DiffViT"}, -CORRECT, scale="log2")
+    falls = trend(clean.filter(pl.col("train_eps") > 0), "train_eps", {"series": "DiffViT"}, -CORRECT, scale="log2")
     line = Check("accuracy(DiffViT, fitted line at 0.25/255) − accuracy(1/255)", falls)
     return {
         "training-lowers-asr": lowered("DiffViT"),

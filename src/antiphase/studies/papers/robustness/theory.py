@@ -44,8 +44,7 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
         one, other = (pl.col(name).pow(2).sum().sqrt() for name in (of, whole))
         return (one / other).log()
 
-    kind = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
-    named = pl.format("{}, {}", kind, IN_255THS)
+    named = pl.format("{}, {}", pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String), IN_255THS)
     paths, branches = (rows[table].with_columns(perturbation=named) for table in ("depth", "branches"))
     shares = branches.group_by(*_MODEL, stage=pl.col("layer") + 1).agg(
         share=share("moved", "positive"), kept=share("clean_moved", "clean_positive")
@@ -205,8 +204,7 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
         aligned = [rows["alignment"].filter(series=series, **same) for series in ("DiffViT", "ViT")]
         if any(frame.is_empty() for frame in (twin, *aligned)):
             continue
-        parts = radius_parts(layer_parts(*aligned), radius, twin)
-        for (layer,), block in parts.group_by("layer", maintain_order=True):
+        for (layer,), block in radius_parts(layer_parts(*aligned), radius, twin).group_by("layer", maintain_order=True):
             numbers = block.select(RADIUS_PARTS).to_numpy()
             for name, quantity in _NAMES.items():
                 constant = (same | {"layer": layer, "quantity": quantity}).items()
@@ -222,8 +220,7 @@ def beyond(rows: RowsByTable) -> pl.DataFrame:
     found = pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
     attacked = rows["attack"].select(*keys, distance=found)
     both = rows["radius"].join(attacked, on=keys, maintain_order="left")  # images that were attacked
-    numbers = ("margin", "lipschitz", "slope")
-    margin, constant, slope = (torch.tensor(both[name].to_numpy()) for name in numbers)
+    margin, constant, slope = (torch.tensor(both[name].to_numpy()) for name in ("margin", "lipschitz", "slope"))
     radii = {
         "m / L, as printed": estimated_radius(margin, constant, of="margin"),
         "m / (√2·L)": estimated_radius(margin, constant, of="logits"),
