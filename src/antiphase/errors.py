@@ -31,12 +31,8 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-_BOUNDS = {
-    "greater_than_equal": ("of at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("of at most", "le"),
-    "less_than": ("below", "lt"),
-}
+_BOUNDS = {"greater_than_equal": ("of at least", "ge"), "greater_than": ("above", "gt")}
+_BOUNDS |= {"less_than_equal": ("of at most", "le"), "less_than": ("below", "lt")}
 _KINDS = {"int": "an integer", "float": "a number", "finite": "a finite number", "bool": "true or false"}
 _KINDS |= {"string": "text"} | dict.fromkeys(("model", "dict"), "an object with fields")
 _KINDS |= dict.fromkeys(("list", "tuple"), "a list")

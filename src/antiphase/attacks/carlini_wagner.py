@@ -162,10 +162,8 @@ class _CarliniWagner:
         first, second = _BETAS
         rows["first_moment"] = first * rows["first_moment"] + (1.0 - first) * gradient
         rows["second_moment"] = second * rows["second_moment"] + (1.0 - second) * gradient * gradient
-        of_first, of_second = (
-            per_row(correction.to(gradient.device)[rows["t"]].to(gradient.dtype), gradient)
-            for correction in self.corrections
-        )
+        both = (correction.to(gradient.device)[rows["t"]].to(gradient.dtype) for correction in self.corrections)
+        of_first, of_second = (per_row(correction, gradient) for correction in both)
         length = (rows["second_moment"] / of_second).sqrt() + _TINY
         rows["w"] = rows["w"] - per_row(rows["rate"], gradient) * (rows["first_moment"] / of_first) / length
         rows["t"] = rows["t"] + 1

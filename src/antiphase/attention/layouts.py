@@ -39,10 +39,8 @@ def _halves(queries: int, keys: int) -> Heads:
     return pairs, [head // group for head in pairs], values
 
 
-LAYOUTS = {
-    name: WeightLayout(**fields)
-    for name, fields in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
-}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+LAYOUTS = {name: WeightLayout(**fields) for name, fields in _TABLES.items()}
 Place = tuple[str, slice, str, Tensor | None]
 
 

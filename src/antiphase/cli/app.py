@@ -116,15 +116,13 @@ def _build(name: str) -> Any:
     return get_group_from_info(app.registered_groups.pop(), suggest_commands=True, **how)
 
 
-_CONFIG: Any = {"metavar": "FILE"} | {"help": "TOML file of these options, by name; the command line overrides it."}
+_CONFIG: Any = {"metavar": "FILE", "help": "TOML file of these options, by name; the command line overrides it."}
 _TABLES: Any = {"metavar": " | ".join(TABLE_FORMATS)} | {
     "help": "Print all tables of the report in this format to standard output; all else goes to standard error. A "
     "finished run is not measured again."
 }
-_JSON: Any = {"metavar": ""} | {"help": "Print one JSON value to standard output; all else goes to standard error."}
-_SAY: Any = {"metavar": ""} | {
-    "help": "Say more: why a backend was not chosen, and after a mistake where it was found."
-}
+_JSON: Any = {"metavar": "", "help": "Print one JSON value to standard output; all else goes to standard error."}
+_SAY: Any = {"metavar": "", "help": "Say more: why a backend was not chosen, and after a mistake where it was found."}
 
 
 def register(group: typer.Typer, command: "Command") -> None:
@@ -151,10 +149,8 @@ def register(group: typer.Typer, command: "Command") -> None:
         **values: Any,
     ) -> None:
         places = {key: getattr(context.get_parameter_source(key), "name", "") for key in values}
-        typed, stored = (
-            {key: value for key, value in values.items() if places[key] == place}
-            for place in ("COMMANDLINE", "DEFAULT_MAP")
-        )
+        kinds = ("COMMANDLINE", "DEFAULT_MAP")
+        typed, stored = ({key: value for key, value in values.items() if places[key] == kind} for kind in kinds)
         chosen = options.from_file(stored, **typed)
         quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
@@ -342,10 +338,6 @@ _ALL = 2**62  # a bound that leaves nothing out that one would type
 
 
 def _bounds(field: "FieldInfo") -> str:
-    bounds = [
-        f"{sign}{bound}"
-        for marker in field.metadata
-        for name, sign in _SIGNS.items()
-        if (bound := getattr(marker, name, _ALL)) < _ALL
-    ]
+    signed = ((sign, getattr(marker, name, _ALL)) for marker in field.metadata for name, sign in _SIGNS.items())
+    bounds = [f"{sign}{bound}" for sign, bound in signed if bound < _ALL]
     return f" [{', '.join(bounds)}]" if bounds else ""

@@ -68,9 +68,8 @@ class Command:
         from antiphase.report.table import table_text
 
         if not self.has_report:
-            return answer, {} if form is None else {
-                each.name: table_text(each, form) for each in getattr(answer, "tables", ())
-            }
+            tables = getattr(answer, "tables", ())
+            return answer, {} if form is None else {each.name: table_text(each, form) for each in tables}
         if not this_process().first:
             return None, {}
         from antiphase.commands.result import read_result

@@ -206,10 +206,8 @@ def environment_record(device: torch.device) -> dict[str, Any]:
     cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
     lacking = "" if multiplies_bf16(torch.device("cpu")) else "no bf16, "
     on_cpu = f"{cpu}, {lacking}{torch.get_num_threads()} threads"
-    return {
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
-        "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")},
-    }
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu
+    return {"hardware": hardware, "versions": {name: version(name) for name in ("antiphase", "torch", "timm", "numpy")}}
 
 
 def described(

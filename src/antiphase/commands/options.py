@@ -236,12 +236,8 @@ _FORMS = (
     "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME. NAME=MODEL names it in tables, "
     "MODEL@seed=N states its training seed."
 )
-Model = Annotated[
-    Models,
-    AfterValidator(at_least_one),
-    Typed(argument=True),
-    Field(description=f"Model, or several separated by commas: {_FORMS}"),
-]
+_SEVERAL = Field(description=f"Model, or several separated by commas: {_FORMS}")
+Model = Annotated[Models, AfterValidator(at_least_one), Typed(argument=True), _SEVERAL]
 
 
 def _one(spec: Any) -> Any:

@@ -241,12 +241,8 @@ class Result(ABC):
 
 def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
     """Read the files of a run directory; weights are held in memory unless it stays (``stored``)."""
-    files = {
-        path.name: path.read_bytes()
-        for pattern in _HELD
-        for path in sorted(directory.glob(pattern))
-        if path.name not in _NOT_HELD and not (stored and path.name == WEIGHTS)
-    }
+    held = (path for pattern in _HELD for path in sorted(directory.glob(pattern)) if path.name not in _NOT_HELD)
+    files = {path.name: path.read_bytes() for path in held if not (stored and path.name == WEIGHTS)}
     kind = find_command(command).result_type().of_files(files)
     for name in kind.needs:
         if name not in files:

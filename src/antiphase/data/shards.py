@@ -118,10 +118,7 @@ class ShardStream:
     def fingerprint(self) -> str:
         """Return the SHA-256 of the shards' names and sizes (or URLs), samples, lanes and buffer."""
         with still_there(self.name):
-            lines = [
-                f"{Path(shard.place).stat().st_size} {shard.name}" if shard.local else shard.place
-                for shard in self.shards
-            ]
+            lines = [f"{Path(one.place).stat().st_size} {one.name}" if one.local else one.place for one in self.shards]
         return digest("shards", f"{self.samples} {self.lanes} {self.buffer}", *lines)
 
     def _batches(

@@ -159,11 +159,8 @@ def over_seeds(
     frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
 ) -> pl.DataFrame:
     """Average a column over each group of at least two rows, one per seed, with Student's t, cut by ``within``."""
-    means = [
-        (*key, *vars(within(mean_over_seeds(group[column].to_list()))).values())
-        for key, group in frame.group_by(keys, maintain_order=True)
-        if len(group) > 1
-    ]
+    groups = [(key, group[column]) for key, group in frame.group_by(keys, maintain_order=True) if len(group) > 1]
+    means = [(*key, *vars(within(mean_over_seeds(values.to_list()))).values()) for key, values in groups]
     return pl.DataFrame(means, {**frame.select(keys).schema, **_ESTIMATE}, orient="row")
 
 
@@ -186,11 +183,9 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
 
     With dᵢ the mean difference at image i, it is d̄ ± 1.96·s/√n, clipped to [−1, 1]: ``image_low, image_high``.
     """
-    signed = [
-        rows.filter(model=name).select(*_CELL, "sample", signed=sign * pl.col("success").cast(pl.Float64))
-        for pair in pairs
-        for name, sign in zip(pair, (1.0, -1.0), strict=True)
-    ]
+    success = pl.col("success").cast(pl.Float64)
+    sides = [(name, sign) for pair in pairs for name, sign in zip(pair, (1.0, -1.0), strict=True)]
+    signed = [rows.filter(model=name).select(*_CELL, "sample", signed=sign * success) for name, sign in sides]
     images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=pl.sum("signed") / len(pairs))
     half = 1.96 * pl.std("d") / pl.len().sqrt()
     return images.group_by(*_CELL, maintain_order=True).agg(

@@ -93,10 +93,8 @@ def _write_transformers(model: CLIP, config: ClipConfig, folder: Path, final: Pa
     transformers = import_extra("transformers", "layout 'transformers'")
     vision, text, end = config.vision, config.text, config.text.vocab_size - 1
     names = "hidden_size num_hidden_layers num_attention_heads layer_norm_eps intermediate_size hidden_act"
-    fields = [
-        (one.dim, one.depth, one.num_heads, one.norm_eps, int(one.dim * one.mlp_ratio), activation)
-        for one, activation in ((vision, "gelu"), (text, "quick_gelu"))
-    ]
+    towers = ((vision, "gelu"), (text, "quick_gelu"))
+    fields = [(one.dim, one.depth, one.num_heads, one.norm_eps, int(one.dim * one.mlp_ratio), f) for one, f in towers]
     both = {"projection_dim": config.embed_dim}
     image, words = (both | dict(zip(names.split(), sizes, strict=True)) for sizes in fields)
     image |= {"image_size": vision.image_size, "patch_size": vision.patch_size}

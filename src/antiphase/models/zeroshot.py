@@ -88,10 +88,8 @@ def zero_shot_classifier(
             raise UserError(f"template {template!r}: expected {{}} as a placeholder for the class name")
     encoder = as_dual_encoder(model)
     if prompts is None:
-        prompts = [
-            [t.replace("{}", name) if isinstance(t, str) else t(name) for t in templates]
-            for name in class_words(class_names)
-        ]
+        names = class_words(class_names)
+        prompts = [[t.replace("{}", name) if isinstance(t, str) else t(name) for t in templates] for name in names]
     elif len(prompts) != len(class_names):
         raise UserError(f"prompts for {len(prompts)} classes: expected {len(class_names)}")
     with torch.no_grad():

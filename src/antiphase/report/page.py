@@ -159,9 +159,8 @@ def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
     files = {ending: saved(figure, ending) for ending in types}
-    downloads = {
-        ending: f"data:{types[ending]};base64,{base64.b64encode(content).decode()}" for ending, content in files.items()
-    }
+    coded = {ending: base64.b64encode(content).decode() for ending, content in files.items()}
+    downloads = {ending: f"data:{types[ending]};base64,{text}" for ending, text in coded.items()}
     shown = Markup(inline_svg(files["svg"].decode(), name, description))
     places = [axes.get_subplotspec() for axes in figure.axes]
     wide = any(place.get_gridspec().ncols > 2 for place in places if place)  # scrolls on a narrow screen

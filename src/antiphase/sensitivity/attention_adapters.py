@@ -123,10 +123,8 @@ def _by_parts(module: Any, call: Call) -> Layer:
     queries, keys, v = module.parts(module.qkv(x))
     to_queries, to_keys, _ = module.parts(module.qkv.weight.mT[None])  # rows of the matrix, as tokens
     mask = _additive(call.given(0, "mask"), x)
-    branches: list[Any] = [
-        Branch(q, k, to_q[0].mT, to_k[0].mT, mask=mask)
-        for q, k, to_q, to_k in zip(queries, keys, to_queries, to_keys, strict=True)
-    ]
+    pairs = zip(queries, keys, to_queries, to_keys, strict=True)
+    branches: list[Any] = [Branch(q, k, to_q[0].mT, to_k[0].mT, mask=mask) for q, k, to_q, to_k in pairs]
     if getattr(module, "integral", False):
         branches[1] = CentredBranch(branches[0], branches[1], mask)
     finish = module.finish if getattr(module, "gate", None) is None else partial(module.finish, x=x)

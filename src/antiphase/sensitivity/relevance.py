@@ -59,10 +59,8 @@ def chefer_relevance(
         logits = encoder.logit_scale.exp() * (F.normalize(embeddings, dim=-1) @ directions.T)
         targets = logits.sum(0)  # the logits of an image do not depend on other images
     outputs = [call.output for call in calls]
-    slopes = [
-        torch.autograd.grad(targets, outputs, seed, retain_graph=True, allow_unused=True)
-        for seed in torch.eye(len(texts)).to(targets)
-    ]
+    seeds = torch.eye(len(texts)).to(targets)
+    slopes = [torch.autograd.grad(targets, outputs, seed, retain_graph=True, allow_unused=True) for seed in seeds]
     rows = embeddings.new_zeros(len(texts), len(images), 1 + side**2)
     rows[..., 0] = 1.0
     for place in reversed(range(len(calls))):

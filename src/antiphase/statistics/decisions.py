@@ -54,14 +54,10 @@ def decide(
     """
     if 1 < seeds < LEAST_SEEDS:
         return [0] * len(differences)
-    tested = [
-        interval_p(estimate, (seeds if seeds > 1 else estimate.n) - 1) if p is None else p
-        for estimate, p in zip(differences, p_values or [None] * len(differences), strict=True)
-    ]
-    return [
-        ((estimate.low > 0) - (estimate.high < 0)) * (rejected and is_interval(estimate.low, estimate.high))
-        for estimate, rejected in zip(differences, holm(tested, LEVEL), strict=True)
-    ]
+    given = zip(differences, p_values or [None] * len(differences), strict=True)
+    tested = [interval_p(one, (seeds if seeds > 1 else one.n) - 1) if p is None else p for one, p in given]
+    pairs = zip(differences, holm(tested, LEVEL), strict=True)
+    return [((one.low > 0) - (one.high < 0)) * (rejected and is_interval(one.low, one.high)) for one, rejected in pairs]
 
 
 def interval_p(estimate: Estimate, degrees: float) -> float:

@@ -119,10 +119,8 @@ def _results(options: Any) -> "list[Result]":
     options = reading(options)
     results = results_of(options)
     if not any(result.done for result in results):
-        raise UserError(
-            f"{options.place}: holds no cell of these studies under profile {options.profile}; "
-            f"{options.next_command('run')} makes them"
-        )
+        why = f"holds no cell of these studies under profile {options.profile}"
+        raise UserError(f"{options.place}: {why}; {options.next_command('run')} makes them")
     return results
 
 

@@ -140,10 +140,8 @@ def contrast(
     for weight, which, block in zip(weights, selections, blocks, strict=True):
         combined = combined + weight * as_matrix(block, value, str(dict(which)))
         if set(block[SAMPLE]) != set(blocks[0][SAMPLE]):
-            raise UserError(
-                f"{dict(selections[0])} and {dict(which)}: measured on different images; "
-                "measure both with the same settings"
-            )
+            both = f"{dict(selections[0])} and {dict(which)}"
+            raise UserError(f"{both}: measured on different images; measure both with the same settings")
         if "cell" in block.columns:  # a row made of several cells has a list of them
             own = block["cell"].unique()
             cells.update(own.explode() if own.dtype == pl.List else own)
@@ -165,10 +163,8 @@ def as_matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     """Return (seeds, samples)."""
     one = block.group_by(SEED, SAMPLE)
     if "cell" in block.columns and one.agg(pl.col("cell").n_unique())["cell"].max() != 1:
-        raise UserError(
-            f"{what}: rows of several cells per seed and sample; select one by a column such as lambda_schedule, "
-            "attack or eps"
-        )
+        fix = "select one by a column such as lambda_schedule, attack or eps"
+        raise UserError(f"{what}: rows of several cells per seed and sample; {fix}")
     means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value"))
     means = means.sort(SEED, SAMPLE)
     seeds, samples = means[SEED].n_unique(), means[SAMPLE].n_unique()

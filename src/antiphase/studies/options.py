@@ -69,17 +69,10 @@ class StudyOptions(Options):
     """
 
     names: Names
-    profile: Literal["smoke", "laptop", "paper"] = Field(
-        "laptop",
-        description="Size: smoke takes seconds, laptop hours on 2 cores; paper has the paper's data and sizes.",
-    )
-    seeds: int | None = Field(
-        None,
-        ge=1,
-        le=1000,
-        description="Number of training seeds. If not given: the study's own number, which its page says; 1 for the "
-        "profile smoke.",
-    )
+    profile: Literal["smoke", "laptop", "paper"] = "laptop"
+    """Size: smoke takes seconds, laptop hours on 2 cores; paper has the paper's data and sizes."""
+    seeds: int | None = Field(None, ge=1, le=1000)
+    """Number of training seeds. If not given: the study's own number, which its page says; 1 for the profile smoke."""
     models: GivenModels = ()
     store: Annotated[Directory, Field(description="Directory of rows and checkpoints.")] = STORE
     rows: Path | None = Field(None, description="Directory of rows written by study pack, read in place of the store.")
@@ -123,23 +116,17 @@ class RunOptions(StudyOptions):
     **Examples**
 
     antiphase study run table-1 --profile smoke
-
     antiphase study run robustness --profile laptop --jobs 2
-
     antiphase study run table-3 --profile paper --dry-run
-
     torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
     """
 
-    rows: Path | None = Field(
-        None, description="Directory of rows written by study pack; measurements that are there are not run again."
-    )
-    jobs: Annotated[int, Typed(flags=("--jobs", "-j"))] = Field(
-        1, ge=1, description="Worker processes that share the cells."
-    )
-    dry_run: bool = Field(
-        False, description="Only build models and settings, compare them with the paper's, and say what would run."
-    )
+    rows: Path | None = None
+    """Directory of rows written by study pack; measurements that are there are not run again."""
+    jobs: Annotated[int, Typed(flags=("--jobs", "-j"))] = Field(1, ge=1)
+    """Worker processes that share the cells."""
+    dry_run: bool = False
+    """Only build models and settings, compare them with the paper's, and say what would run."""
     track: Track = ()
     batch_size: BatchSize = None
     device: Device = "auto"
@@ -155,9 +142,8 @@ class RowsOptions(StudyOptions):
     """
 
     rows: ReadRows = None
-    table: str | None = Field(
-        None, description="Table: attack, accuracy, lipschitz and so on. If not given: all tables."
-    )
+    table: str | None = None
+    """Table: attack, accuracy, lipschitz and so on. If not given: all tables."""
     out: Path | None = Field(None, description="File to write, .csv or .parquet.")
 
 
@@ -184,7 +170,6 @@ class PackOptions(AnyStudyOptions):
     **Examples**
 
     antiphase study pack robustness
-
     antiphase study pack all --rows other/results --to results
     """
 
@@ -197,22 +182,17 @@ class ReportOptions(AnyStudyOptions):
     **Examples**
 
     antiphase study report robustness --profile paper --out site --markdown findings.md
-
     antiphase study report --rows results --markdown docs/findings.md --readme README.md
     """
 
     rows: ReadRows = None
     out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
-    markdown: Path | None = Field(
-        None,
-        description="Markdown file for answers and claims, with its pictures next to it; the studies' pages are "
-        "written to a folder of its name.",
-    )
-    readme: Path | None = Field(
-        None,
-        description="Markdown file in which to replace the lines between `<!-- findings -->` and "
-        "`<!-- /findings -->`; with --markdown.",
-    )
+    markdown: Path | None = None
+    """Markdown file for answers and claims, with its pictures next to it; the studies' pages are written to a folder of
+    its name."""
+    readme: Path | None = None
+    """Markdown file in which to replace the lines between `<!-- findings -->` and `<!-- /findings -->`; with
+    --markdown."""
 
     @model_validator(mode="after")
     def _check(self) -> "ReportOptions":
@@ -232,9 +212,8 @@ class NewOptions(Options):
     antiphase study new my-study
     """
 
-    name: Annotated[str, Typed(argument=True, metavar="NAME")] = Field(
-        description="Name of the study; NAME.py is written to the current folder."
-    )
+    name: Annotated[str, Typed(argument=True, metavar="NAME")]
+    """Name of the study; NAME.py is written to the current folder."""
 
     @model_validator(mode="after")
     def _check(self) -> "NewOptions":

@@ -79,12 +79,8 @@ def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
 def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Name values by kind and name; a list has several, and a list in it is a tuple."""
     values = {f"{kind}.{name}": value for kind, names in kinds.items() for name, value in names.items()}
-    return {
-        name: tuple(tuple(one) if isinstance(one, list) else one for one in value)
-        if isinstance(value, list)
-        else (value,)
-        for name, value in values.items()
-    }
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return {name: tuple(tuple(one) if isinstance(one, list) else one for one in some) for name, some in lists.items()}
 
 
 def printed_numbers(paper: str, study: str) -> pl.DataFrame:
@@ -168,21 +164,16 @@ def compare(lines: tuple[Line, ...], facts: Facts) -> list[tuple[Line, tuple[Any
     """Return every line of a paper's text, but for trainings if all models are given, with our values and verdict."""
     kinds = {name.partition(".")[0] for name in facts}
     left_out = {"train", "clip"} - kinds if "given" in kinds else set()
-    return [
-        (line, values := facts.get(line.name, ()), line.verdict(values))
-        for line in lines
-        if line.name.partition(".")[0] not in left_out
-    ]
+    kept = [line for line in lines if line.name.partition(".")[0] not in left_out]
+    return [(line, values := facts.get(line.name, ()), line.verdict(values)) for line in kept]
 
 
 def dry_run(study: Study, profile: Profile) -> Iterator[str]:
     """Yield how many cells were built, and a table of settings: ours, the paper's, equal or not."""
     facts = gather(study, profile)
     yield f"{study.name}: {len(closure(study.cells(profile)))} cells built"
-    rows = [
-        (line.name, in_words(ours) or "nothing", in_words(line.paper) or "–", verdict)
-        for line, ours, verdict in compare(printed_settings(study.paper).get(study.name, ()), facts)
-    ]
+    lines = compare(printed_settings(study.paper).get(study.name, ()), facts)
+    rows = [(one.name, in_words(ours) or "nothing", in_words(one.paper) or "–", told) for one, ours, told in lines]
     for row in [("setting", "ours", "paper", "verdict")] * bool(rows) + rows:
         yield "  {:32}  {:24}  {:24}  {}".format(*row)
     yield from (f"given: {note}" for note in facts.get("given.note", ()))

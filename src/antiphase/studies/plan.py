@@ -81,9 +81,8 @@ def select(options: StudyOptions) -> Selection:
         why = f"has no effect on {names} under profile {chosen.name}"
         raise UserError(f"--models: {why}; it is for studies that measure CLIPs")
     if options.rows is not None and not options.rows.is_dir():
-        raise UserError(
-            f"rows {shown(str(options.rows))}: no such directory; expected one written by antiphase study pack"
-        )
+        expected = "expected one written by antiphase study pack"
+        raise UserError(f"rows {shown(str(options.rows))}: no such directory; {expected}")
     return Selection(chosen, studies, Store(options.store) if options.rows is None else Pack(options.rows))
 
 
@@ -126,10 +125,8 @@ def find_studies(names: Sequence[str]) -> list[Study]:
         else:
             studies = [study for study in known.values() if name in (study.name, study.paper, "all")]
         if not studies:
-            raise UserError(
-                f"study {name!r}: unknown; list them with antiphase study list (for your own study, give a file "
-                "ending in .py)"
-            )
+            fix = "list them with antiphase study list (for your own study, give a file ending in .py)"
+            raise UserError(f"study {name!r}: unknown; {fix}")
         for study in studies:
             if any(other.get(study.name, study) is not study for other in (known, chosen)):
                 raise UserError(f"{name}: duplicate study name {study.name!r}; rename it in the file")

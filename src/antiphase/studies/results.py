@@ -71,10 +71,8 @@ def result(study: Study, profile: Profile, store: Reader, command: str) -> Resul
             artefact, claims = study.draw(rows), study.claims(rows)
         except pl.exceptions.ColumnNotFoundError as error:
             lacking = first_line(error).strip("\"'` ")
-            raise UserError(
-                f"{study.name}: the stored rows are of an older schema and lack a column ({lacking}); run the study "
-                "again"
-            ) from None
+            why = f"the stored rows are of an older schema and lack a column ({lacking})"
+            raise UserError(f"{study.name}: {why}; run the study again") from None
         artefact = replace(artefact, notes=[*artefact.notes, *note_of(study, profile)])
         complete, by_identity = len(done) == len(cells), {identity(cell): cell for cell in done}
         claims = [_judged(claim, by_identity, store, complete, profile) for claim in claims]
@@ -151,10 +149,8 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
         raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
     rows = study_rows(chosen.cells, chosen.store)
     if not rows:
-        raise UserError(
-            f"{name}: no rows in {options.place} under profile {options.profile}; "
-            f"{options.next_command('run')} makes them"
-        )
+        why = f"no rows in {options.place} under profile {options.profile}"
+        raise UserError(f"{name}: {why}; {options.next_command('run')} makes them")
     if table is not None and table not in rows:
         raise UserError(f"table {table!r}: expected one of {', '.join(rows)}")
     if table is None and len(rows) > 1 and options.out is not None:
@@ -177,9 +173,8 @@ def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
     """Add the finished cells of studies to rows that ship; yield the name of each and how many were added."""
     chosen, pack = select(options), Pack(options.to)
     if not any(chosen.store.done(cell) for cell in chosen.cells):
-        raise UserError(
-            f"{options.place}: holds no finished cell of these studies; {options.next_command('run')} makes them"
-        )
+        why = "holds no finished cell of these studies"
+        raise UserError(f"{options.place}: {why}; {options.next_command('run')} makes them")
     for study in chosen.studies:
         count = add_to_pack(pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store)
         yield study.name, count

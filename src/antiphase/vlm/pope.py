@@ -147,10 +147,8 @@ def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
     """Return POPE's three sets of questions about 500 of the 1,000 test scenes of ``emoji-objects``."""
     scenes = emoji_objects("test", root, progress)
     assert scenes.objects is not None
-    labelled = {
-        f"{scenes.name}-{number}": [one.name for one in objects]
-        for number, objects in zip(scenes.ids.tolist(), scenes.objects, strict=True)
-    }
+    pairs = zip(scenes.ids.tolist(), scenes.objects, strict=True)
+    labelled = {f"{scenes.name}-{number}": [one.name for one in objects] for number, objects in pairs}
     questions = tuple(chain(*pope_questions(labelled).values()))
     names, order = tuple(dict.fromkeys(question.image for question in questions)), list(labelled)
     return PopeSet(EMOJI_POPE, scenes.take([order.index(name) for name in names]), names, questions)

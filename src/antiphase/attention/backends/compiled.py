@@ -164,11 +164,9 @@ def plain_gradients(
         of_scores[1] = of_scores[1] * -per_head(lam)
         to_lam = -(inner * maps[1]).sum((0, 2, 3) if lam.ndim else None).to(lam.dtype)
     of_scores = [one.to(v.dtype) for one in of_scores]
-    gradients = (
-        *(one @ k for one, k in zip(of_scores, keys, strict=True)),
-        *(one.mT @ q for one, q in zip(of_scores, queries, strict=True)),
-        combined.to(v.dtype).mT @ grad,
-    )
+    to_queries = [one @ k for one, k in zip(of_scores, keys, strict=True)]
+    to_keys = [one.mT @ q for one, q in zip(of_scores, queries, strict=True)]
+    gradients = (*to_queries, *to_keys, combined.to(v.dtype).mT @ grad)
     return to_lam, _join(view, [(source.shape, source.dtype) for source in sources], gradients)
 
 

@@ -81,10 +81,8 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         for name, _, attacks in attacks_of(lineup, options)
     )
     say_time(works, out, context=lambda data: data.which)
-    measured = [
-        (name, *attack_answers(name, model, pope, attacks, out, kept))
-        for name, model, attacks in attacks_of(lineup, options)
-    ]
+    attacked = attacks_of(lineup, options)
+    measured = [(name, *attack_answers(name, model, pope, one, out, kept)) for name, model, one in attacked]
     rows, warnings = combined(measured, options)
     if files := getattr(pope.pictures, "files", None):
         named = pl.DataFrame({"image": pope.pictures.ids.numpy(), "file": list(map(printable, files))})
@@ -117,12 +115,8 @@ def attack_answers(
     asked = asked_images(pope, model.square)
     yes_no, few = YesNo(model, asked.questions), _by_few(options)
     rows, warnings = measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
-    about = {
-        "sample": asked.ids.numpy(),
-        "samplings": list(map(list, asked.samplings)),
-        "image": pope.pictures.ids[asked.places].numpy(),
-        "question": asked.asked(),
-    }
+    about = {"sample": asked.ids.numpy(), "samplings": list(map(list, asked.samplings))}
+    about |= {"image": pope.pictures.ids[asked.places].numpy(), "question": asked.asked()}
     frame = pl.DataFrame(about, schema_overrides={"samplings": pl.List(pl.String)})
     return rows.join(frame, on="sample", maintain_order="left").select(*ASKED_SCHEMA), warnings
 
@@ -173,9 +167,8 @@ class AnswersResult(Result):
 
     def sections(self) -> list[Section]:
         pope, colors = self.summary["pope"], self.colors
-        results, differences = (
-            pl.DataFrame(pope[part], infer_schema_length=None) for part in ("results", "differences")
-        )
+        parts = (pope["results"], pope["differences"])
+        results, differences = (pl.DataFrame(part, infer_schema_length=None) for part in parts)
         shown = results.filter(pl.col("metric") != "false no", sampling=ALL)
         blocks = shown.rename({"family": "name"}).group_by(["attack", "metric"], maintain_order=True)
         panels = [(attack_name(str(attack)), str(metric), rows) for (attack, metric), rows in blocks]
@@ -240,11 +233,8 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
         sign = decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1
         label = f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack"
         lines.append((label, [estimate_of(row)], sign, row["eps"] == quoted))
-    accuracies = [
-        (row["family"], colors[row["family"]], [estimate_of(row)])
-        for row in _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
-        if row["family"] in sides
-    ]
+    rates = _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
+    accuracies = [(row["family"], colors[row["family"]], [estimate_of(row)]) for row in rates if row["family"] in sides]
     what = "Rise of false yes" if rows else "False yes"
     figure = answer_figure(what, lines, "Right answers without an attack", accuracies, 0.5)
     return Plot("answer", figure, _words("answer", compared=bool(rows), seeds=shown[0]["seeds"]))

@@ -364,11 +364,8 @@ class AuditResult(Result):
         return tables
 
     def lambda_tables(self) -> list[Table]:
-        entries = [
-            {"model": model["name"], "layer": layer, "lambda": value}
-            for model in self.models
-            for layer, value in enumerate(model["lambda"], start=1)
-        ]
+        layers = ((model["name"], enumerate(model["lambda"], start=1)) for model in self.models)
+        entries = [{"model": name, "layer": at, "lambda": value} for name, several in layers for at, value in several]
         how = ("layer", lambda row: Field(f"{row['lambda']:.3f}"), "layer {}".format)
         return self._by_model("lambda", "λ, mean over the heads of each layer", entries, *how)
 

@@ -395,9 +395,8 @@ def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImag
 
 def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
     """Return the rows of the first attack at the gallery's ε of samples of which every model's image was kept."""
-    rows = rows.filter(pl.col("model").is_in(list(models)), pl.col("sample").is_in(kept.samples), eps=kept.eps).filter(
-        attack=rows["attack"][0]
-    )
+    some = pl.col("model").is_in(list(models)) & pl.col("sample").is_in(kept.samples)
+    rows = rows.filter(some, attack=rows["attack"][0], eps=kept.eps)
     of_worst = pl.col("felled_by").fill_null(attack)
     rows = rows.with_columns(by=of_worst if rows["attack"][0] != attack else pl.lit(attack))
     files = [str(kept.files.get(key, "")) for key in rows.select("model", "by", "sample").rows()]

@@ -43,6 +43,4 @@ class CertifyOptions(Measurement):
     """Noisy copies per batch; affects no result. If not given: chosen to fit the device."""
 
 
-COMMAND = Command(
-    "certify", CertifyOptions, "antiphase.commands.certify.run:run", "antiphase.commands.certify.run:CertifyResult"
-)
+COMMAND = Command("certify", CertifyOptions, f"{__name__}.run:run", f"{__name__}.run:CertifyResult")

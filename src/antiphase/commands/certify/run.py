@@ -189,10 +189,8 @@ class CertifyResult(Result):
             title = answer("certify.txt", "title_alone", names, **models[0]["smoothed_accuracy"])
 
         def plot() -> Plot:
-            rows = [
-                (f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, place == quoted)
-                for place, (row, sign) in enumerate(zip(shown, signs, strict=True))
-            ]
+            marks = enumerate(zip(shown, signs, strict=True))
+            rows = [(f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, at == quoted) for at, (row, sign) in marks]
             rates = ([estimate_of(model["clean_accuracy"])] for model in models)
             sides = [(name, self.colors[name], rate) for name, rate in zip(named, rates, strict=True)]
             what, below = "Certified", "Accuracy without smoothing"
@@ -268,9 +266,7 @@ def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
     if not comparisons:
         return []
     frame = pl.DataFrame(comparisons)
-    shown = frame.with_columns(
-        pl.format("{} − {}", "model", "against").alias("same images"),
-        decided=pl.Series(decide([estimate_of(row) for row in comparisons])),
-    )
+    decided = pl.Series(decide(list(map(estimate_of, comparisons))))
+    shown = frame.with_columns(pl.format("{} − {}", "model", "against").alias("same images"), decided=decided)
     title = "Difference from the twin, points, by L2 radius; pale: not decided"
     return [tabulate("difference", title, shown, ["same images"], "radius", difference_field, "{:g}".format, frame)]

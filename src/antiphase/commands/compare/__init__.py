@@ -19,9 +19,7 @@ class CompareOptions(Options):
     **Examples**
 
     antiphase compare runs/audit-pgd runs/audit-autoattack
-
     antiphase compare runs/audit-robust runs/audit-natural --out runs/robust-minus-natural
-
     antiphase compare runs/certify-0.25 runs/certify-0.5 --tables latex
     """
 
@@ -33,6 +31,4 @@ class CompareOptions(Options):
     """Directory to write."""
 
 
-COMMAND = Command(
-    "compare", CompareOptions, "antiphase.commands.compare.run:run", "antiphase.commands.compare.run:CompareResult"
-)
+COMMAND = Command("compare", CompareOptions, f"{__name__}.run:run", f"{__name__}.run:CompareResult")

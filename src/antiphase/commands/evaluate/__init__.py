@@ -11,12 +11,8 @@ from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS
 
-Objectives = Annotated[
-    tuple[Literal["norm", "squared"], ...],
-    BeforeValidator(read_words),
-    AfterValidator(at_least_one),
-    Typed(text=",".join),
-]
+_Objectives = tuple[Literal["norm", "squared"], ...]
+Objectives = Annotated[_Objectives, BeforeValidator(read_words), AfterValidator(at_least_one), Typed(text=",".join)]
 
 
 class EvaluateOptions(Options):
@@ -29,15 +25,10 @@ class EvaluateOptions(Options):
     **Examples**
 
     antiphase evaluate runs/diffclip --against runs/clip
-
     antiphase evaluate runs/diffclip,runs/clip --tasks retrieval --data openmoji,noto-emoji --captions first
-
     antiphase evaluate diffclip:cc12m.pt#lambda_init=0.8 --against diffclip:cc12m-clip.pt --data paper
-
     antiphase evaluate open_clip:ViT-B-32/laion2b_s34b_b79k --tasks zero-shot --data imagenet,imagenet-v2
-
     antiphase evaluate runs/vlm-diffclip --against runs/vlm-clip --tasks pope --data emoji-pope
-
     antiphase evaluate specimen:diffvit-0 --against specimen:vit-0 --tasks probe,few-shot --data fashion-mnist
     """
 
@@ -96,9 +87,4 @@ class EvaluateOptions(Options):
     quiet: fields.Quiet = False
 
 
-COMMAND = Command(
-    "evaluate",
-    EvaluateOptions,
-    "antiphase.commands.evaluate.run:run",
-    "antiphase.commands.evaluate.result:EvaluateResult",
-)
+COMMAND = Command("evaluate", EvaluateOptions, f"{__name__}.run:run", f"{__name__}.result:EvaluateResult")

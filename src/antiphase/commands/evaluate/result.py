@@ -235,11 +235,8 @@ def numbers_figure(results: Sequence[Number], groups: Sequence[figures.Family]) 
     forests = []
     for title, rows in panels.items():
         of_family = [[estimate_of(row) for row in rows if row["model"] in group.models] for group in groups]
-        lines = [
-            figures.mean_line(figures.legend_label(group), estimates, as_share, group.color)
-            for group, estimates in zip(groups, of_family, strict=True)
-            if estimates
-        ]
+        pairs = [(group, some) for group, some in zip(groups, of_family, strict=True) if some]
+        lines = [figures.mean_line(figures.legend_label(group), some, as_share, group.color) for group, some in pairs]
         forests.append(figures.Forest(f"{figures.shortened(title, 60)}, %", lines))
     drawn = [line.estimate for forest in forests for line in forest.lines]
     low, high = min(one.low for one in drawn) - 0.02, max(one.high for one in drawn) + 0.02

@@ -119,12 +119,8 @@ def evaluate(
     settings["tasks"] = list(dict.fromkeys(cell.task.name for cell in cells))
     settings["precision"] = ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells))
     tests = [source.test for source in sources]
-    of_data = {
-        "data": titles,
-        "n": list(map(len, tests)),
-        "against": [twin for _, twin in lineup.pairs],
-        "data_fingerprint": [test.fingerprint() for test in tests],
-    }
+    of_data = {"data": titles, "n": list(map(len, tests)), "against": [twin for _, twin in lineup.pairs]}
+    of_data |= {"data_fingerprint": [test.fingerprint() for test in tests]}
     write_run(lineup, options, summary, {"rows": rows}, settings, said, command, began, **of_data)
     return summary
 
@@ -236,10 +232,8 @@ def _cells(
                 continue
             settings = {field: getattr(protocol, field) for field in task.fields}
             settings |= task.resolved(source, protocol) | options.chosen("resize")
-            data = [
-                content_key(part) if isinstance(part, ImageSet | PairSet) else part.fingerprint()
-                for part in _used(task, source)
-            ]
+            parts = _used(task, source)
+            data = [content_key(one) if isinstance(one, ImageSet | PairSet) else one.fingerprint() for one in parts]
             told = (*data, json.dumps(settings, sort_keys=True), _precision(task, options.precision))
             for name, model in able.items():
                 identity = digest(str(_VERSION), task.name, prints[name], *told)
@@ -267,11 +261,8 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
 
 def _at_chance(results: Sequence[Mapping[str, Any]], sources: Sequence[Source]) -> list[str]:
     tests: dict[str, Any] = {source.name: source.test for source in sources}
-    rows = [
-        {**row, "model": f"{row['model']}, zero-shot on {row['data']} ({row['setting']})"}
-        for row in results
-        if (row["task"], row["metric"]) == ("zero-shot", "top-1")
-    ]
+    top = [row for row in results if (row["task"], row["metric"]) == ("zero-shot", "top-1")]
+    rows = [{**row, "model": f"{row['model']}, zero-shot on {row['data']} ({row['setting']})"} for row in top]
     classes = {row["model"]: len(tests[row["data"]].class_names) for row in rows}
     return not_above_chance(pl.DataFrame(rows, infer_schema_length=None), classes) if rows else []
 

@@ -20,9 +20,7 @@ class LookOptions(fields.Options):
     **Examples**
 
     antiphase look runs/diffclip desk.jpg --against runs/clip --text mug --text lamp --out desk.png
-
     antiphase look diffclip:checkpoint.pt#lambda_init=0.8 photo.jpg --text dog --method attention,positive,negative
-
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --out dogs.pdf
     """
 
@@ -55,6 +53,4 @@ class LookOptions(fields.Options):
     quiet: fields.Quiet = False
 
 
-COMMAND = Command(
-    "look", LookOptions, "antiphase.commands.look.run:run", "antiphase.commands.look.run:LookResult", in_folder=False
-)
+COMMAND = Command("look", LookOptions, f"{__name__}.run:run", f"{__name__}.run:LookResult", in_folder=False)

@@ -76,6 +76,4 @@ class SenseOptions(Measurement):
         return self
 
 
-COMMAND = Command(
-    "sense", SenseOptions, "antiphase.commands.sense.run:run", "antiphase.commands.sense.result:SenseResult"
-)
+COMMAND = Command("sense", SenseOptions, f"{__name__}.run:run", f"{__name__}.result:SenseResult")

@@ -173,11 +173,8 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
         _table("lipschitz-map", "Each layer’s combined map, root mean square over heads", maps, heads, groups),
         _table("lipschitz-logits", "The logits", logits, heads, groups, place=None),
     ]
-    numbers = {
-        "images": rows["sample"].n_unique(),
-        "radius": eps_label(rows["eps"][0]),
-        "estimators": " ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured),
-    }
+    estimators = " ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured)
+    numbers = {"images": rows["sample"].n_unique(), "radius": eps_label(rows["eps"][0]), "estimators": estimators}
     return [Plot("lipschitz", figure, _WORDS["lipschitz"]["caption"])], tables, numbers
 
 

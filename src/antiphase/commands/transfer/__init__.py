@@ -41,6 +41,4 @@ class TransferOptions(AuditOptions):
         return self
 
 
-COMMAND = Command(
-    "transfer", TransferOptions, "antiphase.commands.transfer.run:run", "antiphase.commands.transfer.run:TransferResult"
-)
+COMMAND = Command("transfer", TransferOptions, f"{__name__}.run:run", f"{__name__}.run:TransferResult")

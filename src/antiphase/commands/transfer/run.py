@@ -48,10 +48,8 @@ def run(options: TransferOptions, command: str = "") -> None:
             found, warnings = _measure(surrogate, eps, lineup, options)
             about = {"attack": f"{options.attack} from {surrogate}", "norm": options.norm, "eps": eps}
             about |= {"attack_seed": options.seed, "surrogate": surrogate, "felled_by": None}
-            parts += [
-                described(found.filter(target=number), TRANSFER_SCHEMA, name, model, data, **about)
-                for number, (name, model) in enumerate(lineup.by_name.items())
-            ]
+            shown = enumerate(lineup.by_name.items())
+            parts += [described(found.filter(target=at), TRANSFER_SCHEMA, *one, data, **about) for at, one in shown]
             doubts += [f"{surrogate}: {warning}" for warning in warnings]
     rows = pl.concat(parts)
     summary = asr.summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}

@@ -111,11 +111,8 @@ def _verified(options: VerifyOptions) -> Verification:
         if not _agree(place, one.get(place), two.get(place), options.tolerance / 100)
     )
     there, here = ({**made.versions, "hardware": made.hardware} for made in (card, again))
-    notes = tuple(
-        f"{name} {value} in the card, {here.get(name, 'none')} here"
-        for name, value in there.items()
-        if here.get(name) != value
-    )
+    unequal = [(name, value) for name, value in there.items() if here.get(name) != value]
+    notes = tuple(f"{name} {value} in the card, {here.get(name, 'none')} here" for name, value in unequal)
     return Verification(card, card.name, "", differences, notes, sum(map(_is_number, one.values())))
 
 

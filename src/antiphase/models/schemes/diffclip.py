@@ -130,9 +130,8 @@ def to_released(model: CLIP) -> State:
     for tower in (model.config.vision, model.config.text):
         for name, value in _EXPRESSED.items() if tower.attention != "softmax" else ():
             if (own := getattr(tower, name)) != value:
-                raise UserError(
-                    f"the released layout cannot store {name} {own}, expected {value}; use layout antiphase"
-                )
+                why = f"cannot store {name} {own}, expected {value}"
+                raise UserError(f"the released layout {why}; use layout antiphase")
     state, released = model.state_dict(), State()
     for ours, theirs in _translation(model.config).items():
         parts = state[ours].chunk(len(theirs)) if len(theirs) > 1 else [state[ours]]

@@ -194,14 +194,8 @@ class Measured:
         reached = [(reach <= eps + 1e-9).astype(float) for reach in (distance, distance * gains)]
         with_angle, without = (self.at_margins(DIFFVIT, values) for values in reached)
         total = self.broken(DIFFVIT, eps) - self.broken(VIT, eps)
-        return {
-            TOTAL: total,
-            MARGINS: total - (diffvit - vit),
-            NORM: normed - vit,
-            HEADS: zero - normed,
-            SUBTRACTION: diffvit - zero,
-            ANGLE: with_angle - without,
-        }
+        shares = (total, total - (diffvit - vit), normed - vit, zero - normed, diffvit - zero, with_angle - without)
+        return dict(zip(PARTS, shares, strict=True))
 
     def other_order(self, eps: float) -> dict[str, Matrix]:
         even = [self.even(series, eps) for series in OTHER_LADDER]

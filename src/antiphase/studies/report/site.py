@@ -154,10 +154,8 @@ class StudyResult(RunResult):
         names = tuple(study for study, cells in done.items() if all(cells))
         names = names or tuple(study for study, cells in done.items() if any(cells))
         if not any(map(any, done.values())):
-            raise UserError(
-                f"{folder}: holds no finished cell of a study that comes with antiphase; for one of your own, call "
-                "antiphase.study with its file and this store"
-            )
+            fix = "for one of your own, call antiphase.study with its file and this store"
+            raise UserError(f"{folder}: holds no finished cell of a study that comes with antiphase; {fix}")
         return studied(StudyOptions(names=names, profile=profile, **place))
 
     @cached_property

@@ -85,10 +85,8 @@ def estimates_line(claim: Claim) -> str:
     """
     names = told_apart([check.what for check in claim.checks])
     mixed = len(set(claim.verdicts) - {"beside"}) > 1
-    checks = sorted(
-        zip(names, claim.checks, claim.verdicts, strict=True),
-        key=lambda one: (one[2] == "beside", one[2] != claim.verdict),
-    )
+    several = zip(names, claim.checks, claim.verdicts, strict=True)
+    checks = sorted(several, key=lambda one: (one[2] == "beside", one[2] != claim.verdict))
     told = [
         f"{name}: {estimate_text(check)}{f', {verdict}' if mixed and check.decides else ''}"
         for name, check, verdict in checks

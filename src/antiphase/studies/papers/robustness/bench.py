@@ -8,6 +8,7 @@ once, with attack seed 0, and averages over training seeds. Budgets are nested (
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +134,10 @@ def bench(profile: Profile) -> RobustnessBench:
 
 def twins(profile: Profile, depths: Sequence[int] | None = (1,), kinds: Sequence[str] = KINDS) -> list[TrainVit]:
     """Return the models of every data set, depth, kind and seed; depths None: all of the bench."""
-    sizes = bench(profile)
-    return [
-        sizes.train(kind, seed, data, depth=depth)
-        for data in sizes.data
-        for depth in depths or sizes.depths
-        for kind in kinds
-        for seed in sizes.seeds_of(profile, depth)
-    ]
+    sizes, made = bench(profile), list[TrainVit]()
+    for data, depth, kind in product(sizes.data, depths or sizes.depths, kinds):
+        made += [sizes.train(kind, seed, data, depth=depth) for seed in sizes.seeds_of(profile, depth)]
+    return made
 
 
 def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> list[TrainClip | Given]:

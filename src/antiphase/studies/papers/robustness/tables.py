@@ -1,13 +1,15 @@
 """Tables 1 to 3: λ_init, four layers on Tiny ImageNet, and adversarial training."""
 
 from functools import partial
+from itertools import product
+from typing import Any
 
 import polars as pl
 
 from antiphase.studies import figures
 from antiphase.studies.claims import Check, apart, higher, on_average
 from antiphase.studies.estimation import ASR, CORRECT, estimates, gaps, peak, trend
-from antiphase.studies.figures import IN_255THS, Artefact, panels
+from antiphase.studies.figures import IN_255THS, Artefact, Panel, panels
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, bench, measured, vit_study
@@ -27,11 +29,8 @@ _SIDES = {"below": "0.5 to 0.7", "above": "0.85 to 0.95"}
 
 def _lambda_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
-    models = [
-        sizes.train("diffvit", seed) if lam == 0.8 else sizes.train("diffvit", seed, lambda_init=lam)
-        for lam in LAMBDAS
-        for seed in sizes.seeds_of(profile)
-    ]
+    changes: list[Any] = [{} if lam == 0.8 else {"lambda_init": lam} for lam in LAMBDAS]
+    models = [sizes.train("diffvit", seed, **changed) for changed in changes for seed in sizes.seeds_of(profile)]
     return measured(models, partial(sizes.attack, eps=SMALL), sizes.accuracy)
 
 
@@ -43,11 +42,9 @@ def _draw_lambdas(rows: RowsByTable) -> Artefact:
     ).with_columns(series=pl.lit("DiffViT"))
     paper = PRINTED["table-1"]
     points = paper.with_columns(series=pl.lit("DiffViT"), x=pl.col("column").cast(pl.Float64))
-    drawn = [
-        panel
-        for (name,), block in both.group_by("row", maintain_order=True)
-        for panel in panels(block, "{row}", "lambda_init", ("λ_init", str(name)), paper=points, percent=True)
-    ]
+    drawn = list[Panel]()
+    for (name,), block in both.group_by("row", maintain_order=True):
+        drawn += panels(block, "{row}", "lambda_init", ("λ_init", str(name)), paper=points, percent=True)
     lam = pl.col("lambda_init").map_elements(lambda value: f"{value:g}", pl.String)
     title = "Accuracy and ASR of DiffViT by λ_init"
     listed = figures.tables(both, title, "table-1", "row", lam, index="λ_init", paper=paper)
@@ -112,12 +109,8 @@ TABLE_2 = vit_study("table-2", _four_layer_cells, _draw_four_layers, _four_layer
 
 def _adversarial_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
-    models = [
-        sizes.train(kind, seed, adversary=eps)
-        for kind in reversed(KINDS)
-        for eps in TRAINED
-        for seed in sizes.seeds_of(profile)
-    ]
+    pairs = product(reversed(KINDS), TRAINED)
+    models = [sizes.train(kind, seed, adversary=eps) for kind, eps in pairs for seed in sizes.seeds_of(profile)]
     return measured(models, partial(sizes.attack, eps=SMALL), sizes.accuracy)
 
 
