@@ -44,41 +44,14 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-__all__ = [  # noqa: RUF022 (grouped)
-    # whole commands
-    "attack",
-    "audit",
-    "certify",
-    "check",
-    "compare",
-    "evaluate",
-    "look",
-    "sense",
-    "study",
-    "train",
-    "train_vlm",
-    "transfer",
-    "verify",
-    "convert",
-    # models and data
-    "data",
-    "load_data",
-    "load_model",
-    "models",
-    "training",
-    "vlm",
-    # what is measured
-    "attacks",
-    "attention",
-    "evaluation",
-    "sensitivity",
-    "studies",
-    # the error for invalid input
-    "UserError",
-]
+# commands as functions; what they work on; what is measured; the error for invalid input
+__all__ = ["attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm", "transfer"]
+_PLACES = dict.fromkeys(__all__, "commands.python")
+__all__ += ["check", "compare", "convert", "verify"]
+__all__ += ["data", "load_data", "load_model", "models", "training", "vlm"]
+__all__ += ["attacks", "attention", "evaluation", "sensitivity", "studies"]
+__all__ += ["UserError"]
 
-
-_PLACES = dict.fromkeys(__all__[:12], "commands.python")
 _PLACES |= {name: f"commands.{name}.run" for name in ("check", "compare", "verify")}
 _PLACES |= {"convert": "commands.convert", "load_data": "data", "load_model": "models"}
 

@@ -14,23 +14,5 @@ from antiphase.attacks.square import square
 from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 
-__all__ = [
-    "AttackResult",
-    "Threat",
-    "apgd",
-    "autoattack",
-    "carlini_wagner",
-    "eps_at",
-    "fab",
-    "fgsm",
-    "fmn",
-    "noise",
-    "patch_pgd",
-    "pgd",
-    "run_foolbox",
-    "run_foreign",
-    "run_torchattacks",
-    "sigma_zero",
-    "square",
-    "sweep",
-]
+__all__ = ["AttackResult", "Threat", "apgd", "autoattack", "carlini_wagner", "eps_at", "fab", "fgsm", "fmn", "noise"]
+__all__ += ["patch_pgd", "pgd", "run_foolbox", "run_foreign", "run_torchattacks", "sigma_zero", "square", "sweep"]

@@ -8,21 +8,6 @@ from antiphase.attention.modes import outputs_only
 from antiphase.attention.modules import AttentionMaps, DifferentialAttention, SoftmaxAttention
 from antiphase.attention.variants import Variant
 
-__all__ = [
-    "AttentionMaps",
-    "DifferentialAttention",
-    "FixedLambda",
-    "GateLambda",
-    "ScalarLambda",
-    "SoftmaxAttention",
-    "Variant",
-    "VectorLambda",
-    "combine",
-    "constant",
-    "depth_scheduled",
-    "differential_attention",
-    "from_layout",
-    "outputs_only",
-    "softmax_maps",
-    "to_layout",
-]
+__all__ = ["AttentionMaps", "DifferentialAttention", "FixedLambda", "GateLambda", "ScalarLambda", "SoftmaxAttention"]
+__all__ += ["Variant", "VectorLambda", "combine", "constant", "depth_scheduled", "differential_attention"]
+__all__ += ["from_layout", "outputs_only", "softmax_maps", "to_layout"]

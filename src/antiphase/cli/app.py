@@ -269,8 +269,7 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
     except UserError as error:
         raise UserError(f"config {error}") from None
     except (ValueError, RecursionError) as error:
-        why = first_line(error)
-        raise UserError(f"config {path}: cannot be read ({why}); expected a TOML file") from None
+        raise UserError(f"config {path}: cannot be read ({first_line(error)}); expected a TOML file") from None
     values: dict[str, Any] = {}
     for name, value in stored.items():
         key, file = name.replace("-", "_"), f"config {shown(str(path))}"

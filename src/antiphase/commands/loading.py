@@ -155,8 +155,7 @@ def find_device(name: str) -> "torch.device":
             device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" has no values
     except Exception as error:  # torch imports a module for some, and raises anything
-        reason = first_line(error)
-        raise UserError(f"device {shown(name)} cannot be used ({reason}); try --device cpu") from None
+        raise UserError(f"device {shown(name)} cannot be used ({first_line(error)}); try --device cpu") from None
     if device.type == "cuda":
         cudnn: Any = torch.backends.cudnn
         cudnn.conv.fp32_precision = "ieee"  # torch's default would round images to 10 bits

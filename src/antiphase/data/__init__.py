@@ -5,19 +5,5 @@ from antiphase.data.images import ArrayImages, ArrayPairs, FileImages, FilePairs
 from antiphase.data.shards import ShardStream
 from antiphase.data.sources import PAIR_SOURCES, SOURCES, load_data, load_pairs
 
-__all__ = [
-    "CONVERSATION_SOURCES",
-    "PAIR_SOURCES",
-    "SOURCES",
-    "ArrayImages",
-    "ArrayPairs",
-    "Conversation",
-    "FileImages",
-    "FilePairs",
-    "ImageSet",
-    "PairSet",
-    "ShardStream",
-    "load_conversations",
-    "load_data",
-    "load_pairs",
-]
+__all__ = ["CONVERSATION_SOURCES", "PAIR_SOURCES", "SOURCES", "ArrayImages", "ArrayPairs", "Conversation", "FileImages"]
+__all__ += ["FilePairs", "ImageSet", "PairSet", "ShardStream", "load_conversations", "load_data", "load_pairs"]

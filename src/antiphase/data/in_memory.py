@@ -204,8 +204,7 @@ def checked_pixels(name: str, images: Any) -> Tensor:
             images = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
         pixels = images.detach().cpu().contiguous()
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
-        raise UserError(f"{name}: images are no array of numbers ({reason}); expected {_EXPECTED}") from None
+        raise UserError(f"{name}: images are no array of numbers ({first_line(error)}); expected {_EXPECTED}") from None
     shape, kind = tuple(pixels.shape), str(pixels.dtype).removeprefix("torch.")
     whole = pixels.dtype == torch.uint8
     is_batch = len(shape) == 4 and shape[1] in (1, 3) and math.prod(shape) > 0

@@ -6,25 +6,6 @@ from antiphase.models.vit import VisionTransformer, VitConfig, build, diffvit, v
 from antiphase.models.zeroshot import ZeroShotClassifier, zero_shot_classifier
 from antiphase.models.zoo import load_model, push, write_model
 
-__all__ = [
-    "CLIP",
-    "ClipConfig",
-    "ModelCard",
-    "VisionTransformer",
-    "VitConfig",
-    "ZeroShotClassifier",
-    "build",
-    "build_clip",
-    "clip",
-    "clip_vit_b16",
-    "diffclip",
-    "diffclip_vit_b16",
-    "diffvit",
-    "layer_lambdas",
-    "load_model",
-    "mean_lambdas",
-    "push",
-    "vit",
-    "write_model",
-    "zero_shot_classifier",
-]
+__all__ = ["CLIP", "ClipConfig", "ModelCard", "VisionTransformer", "VitConfig", "ZeroShotClassifier", "build"]
+__all__ += ["build_clip", "clip", "clip_vit_b16", "diffclip", "diffclip_vit_b16", "diffvit", "layer_lambdas"]
+__all__ += ["load_model", "mean_lambdas", "push", "vit", "write_model", "zero_shot_classifier"]

@@ -75,8 +75,7 @@ class Preprocessing:
 
     def __str__(self) -> str:
         mean, std = ("/".join(f"{number:.3g}" for number in numbers) for numbers in (self.mean, self.std))
-        square = describe_transform(self.square, len(self.mean))
-        return f"{square}, mean {mean}, std {std}{', BGR' * self.bgr}"
+        return f"{describe_transform(self.square, len(self.mean))}, mean {mean}, std {std}{', BGR' * self.bgr}"
 
 
 def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:

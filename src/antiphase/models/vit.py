@@ -97,8 +97,7 @@ class VisionTransformer(nn.Module):
     def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
         """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
-            shape = tuple(images.shape)
-            raise UserError(f"images of shape {shape}: this model takes (batch, *{self.image_shape})")
+            raise UserError(f"images of shape {tuple(images.shape)}: this model takes (batch, *{self.image_shape})")
         patches = self.patch_embed(self.normalize(images))
         x = torch.cat([self.cls_token.expand(len(images), -1, -1).to(patches.dtype), patches], 1) + self.pos_embed
         return x if self.norm_pre is None else self.norm_pre(x)

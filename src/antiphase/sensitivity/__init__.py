@@ -37,44 +37,10 @@ from antiphase.sensitivity.theory import (
     relative_sensitivity,
 )
 
-__all__ = [
-    "Alignment",
-    "Branch",
-    "BranchChange",
-    "Call",
-    "GradientTerms",
-    "Gram",
-    "Layer",
-    "align",
-    "amplification",
-    "attention_layers",
-    "attention_map",
-    "attention_maps",
-    "branch_changes",
-    "chefer_relevance",
-    "cotangent_gram",
-    "cotangent_grams",
-    "critical_cosine",
-    "crossover",
-    "direction_grams",
-    "estimated_radius",
-    "exact_gram",
-    "exact_norm",
-    "gradient_ascent",
-    "gradient_terms",
-    "local_maximum",
-    "loss_grams",
-    "map_function",
-    "margins",
-    "power_iteration",
-    "printed_radius_ratio",
-    "propagate",
-    "radius_ratio",
-    "random_directions",
-    "register",
-    "relative_sensitivity",
-    "smooth",
-    "stage_norms",
-    "token_grams",
-    "uniform_sampling",
-]
+__all__ = ["Alignment", "Branch", "BranchChange", "Call", "GradientTerms", "Gram", "Layer", "align", "amplification"]
+__all__ += ["attention_layers", "attention_map", "attention_maps", "branch_changes", "chefer_relevance"]
+__all__ += ["cotangent_gram", "cotangent_grams", "critical_cosine", "crossover", "direction_grams", "estimated_radius"]
+__all__ += ["exact_gram", "exact_norm", "gradient_ascent", "gradient_terms", "local_maximum", "loss_grams"]
+__all__ += ["map_function", "margins", "power_iteration", "printed_radius_ratio", "propagate", "radius_ratio"]
+__all__ += ["random_directions", "register", "relative_sensitivity", "smooth", "stage_norms", "token_grams"]
+__all__ += ["uniform_sampling"]

@@ -270,8 +270,7 @@ def _draw_plane(axes: Axes, own: pl.DataFrame, color: str, reach: float) -> None
         edge = np.clip(critical_cosine(gamma, 1.0, across), -1.0, 1.0)
         axes.fill_between(across, -1.0, edge, color="#f1d9c9", lw=0, zorder=0)
         axes.plot(across, edge, color="#b08a70", lw=0.9, zorder=1)
-        critical = float(critical_cosine(gamma, 1.0, rho))
-        text = f"γ = {number(gamma, 2)}, cosθ* = {number(critical, 2)}"
+        text = f"γ = {number(gamma, 2)}, cosθ* = {number(float(critical_cosine(gamma, 1.0, rho)), 2)}"
         axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7.5)
     if len(rhos) > 1:
         axes.plot(rhos["value"], cosines["value"], "o", ms=3.0, mew=0, color=color, alpha=0.5)

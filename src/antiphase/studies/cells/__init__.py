@@ -6,26 +6,6 @@ from antiphase.studies.cells.models import FACTORS, Given, Measurement, Model, O
 from antiphase.studies.cells.training import TrainClip, TrainVit, Untrained, Variant
 from antiphase.studies.cells.vlm import AttackAnswers, TrainVlm
 
-__all__ = [
-    "FACTORS",
-    "Accuracy",
-    "Attack",
-    "AttackAnswers",
-    "Certified",
-    "Evaluate",
-    "Given",
-    "Margin",
-    "Measurement",
-    "Model",
-    "Own",
-    "Radius",
-    "Relevance",
-    "Sense",
-    "TrainClip",
-    "TrainVit",
-    "TrainVlm",
-    "Transfer",
-    "Untrained",
-    "Variant",
-    "given",
-]
+__all__ = ["FACTORS", "Accuracy", "Attack", "AttackAnswers", "Certified", "Evaluate", "Given", "Margin", "Measurement"]
+__all__ += ["Model", "Own", "Radius", "Relevance", "Sense", "TrainClip", "TrainVit", "TrainVlm", "Transfer"]
+__all__ += ["Untrained", "Variant", "given"]
