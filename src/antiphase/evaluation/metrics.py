@@ -29,11 +29,8 @@ Groups = Sequence[str]  # names of the groups that rows number: MMVP's patterns
 # setting: what tells rows of a task and a data set apart: a prompt ensemble, a probe's objective, a direction.
 # unit: id of the image, number of the caption, episode or pair. group: its class or pattern, -1 where it has none.
 # rank: how many classes or candidates stand before the right one. score: a share in [0, 1]. cost: a probe's C.
-ROW_SCHEMA = (
-    {"setting": pl.String}
-    | dict.fromkeys(("seed", "unit", "group", "prediction", "rank"), pl.Int64)
-    | {"score": pl.Float64, "cost": pl.Float64}
-)
+_WHOLE = dict.fromkeys(("seed", "unit", "group", "prediction", "rank"), pl.Int64)
+ROW_SCHEMA = {"setting": pl.String} | _WHOLE | {"score": pl.Float64, "cost": pl.Float64}
 # data whose classes are of unequal size, so that each is to count alike: the protocol's and the emoji's nine groups
 CLASSES_ALIKE = MEAN_PER_CLASS.union(EMOJI_SETS)
 

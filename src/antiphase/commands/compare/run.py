@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from antiphase.commands.compare import CompareOptions
 from antiphase.commands.lineup import environment_record
 from antiphase.commands.result import Result, along, compared_together, in_files, open_result
+from antiphase.commands.run_folder import finished
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_text
 from antiphase.report.figure import UNDECIDED, Forest, ForestLine, forest_figure, shortened
@@ -56,19 +56,12 @@ def _compared(first: Any, second: Any, command: str = "", options: Mapping[str, 
     if names[0] == names[1]:
         names = list(map(str, places))
     records = [one.record for one in runs]
-    settings = list(map(_settings, records))
-    summary = {
-        "kind": runs[0].kind,
-        "runs": names,
-        "pairs": frame.select("model", "against").unique(maintain_order=True).rows(),
-        "images": [record.get("n") for record in records],
-        "differing_settings": [
-            {"setting": key, "first": settings[0].get(key), "second": settings[1].get(key)}
-            for key in dict.fromkeys([*settings[0], *settings[1]])
-            if settings[0].get(key) != settings[1].get(key)
-        ],
-        "differences": frame.to_dicts(),
-    }
+    one, two = map(_settings, records)
+    rows = [{"setting": key, "first": one.get(key), "second": two.get(key)} for key in one | two]
+    pairs = frame.select("model", "against").unique(maintain_order=True).rows()
+    summary = {"kind": runs[0].kind, "runs": names, "pairs": pairs, "images": [each.get("n") for each in records]}
+    summary |= {"differing_settings": [row for row in rows if row["first"] != row["second"]]}
+    summary |= {"differences": frame.to_dicts()}
     record = {
         "command": command or f"antiphase.compare({names[0]!r}, {names[1]!r})",
         "options": options or {},
@@ -76,8 +69,7 @@ def _compared(first: Any, second: Any, command: str = "", options: Mapping[str, 
         "data": records[0].get("data", "images"),
         "data_fingerprint": records[0].get("data_fingerprint", ""),
         "n": records[0]["n"] if isinstance(records[0].get("n"), list) else frame.select(pl.max("n")).item(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - began, 2),
+        **finished(Path(), began),
         **environment_record(torch.device("cpu")),
         "warnings": [
             *_left_out(runs, records, frame),
@@ -124,11 +116,8 @@ def _settings(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 _METRICS = {"asr": "ASR", "robust_accuracy": "robust accuracy", "clean_accuracy": "clean accuracy"}
-_HEADS: dict[str, Any] = {
-    "eps": eps_label,
-    "radius": "{:g}".format,
-    "layer": lambda layer: "whole model" if layer < 0 else f"layer {layer + 1}",
-}
+_HEADS: dict[str, Any] = {"eps": eps_label, "radius": "{:g}".format}
+_HEADS |= {"layer": lambda layer: "whole model" if layer < 0 else f"layer {layer + 1}"}
 _AXES = {"eps": "ε", "radius": "L2 radius"}
 _SHARES = ("below", "negative", "positive", "undecided")  # of the metrics of sense; the others are no shares
 _MOST_PANELS = 6

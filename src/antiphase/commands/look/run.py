@@ -7,7 +7,6 @@ import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from antiphase.commands.lineup import environment_record, short_names
 from antiphase.commands.loading import find_device, load_models
 from antiphase.commands.look import LookOptions
 from antiphase.commands.result import Result, in_files, listed
+from antiphase.commands.run_folder import finished
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge
@@ -143,40 +143,23 @@ def look(options: LookOptions, command: str = "") -> LookResult:
                 maps.append(place | {"map": [[float(f"{value:.6g}") for value in line] for line in of_text[image]]})
     if not maps:
         raise UserError(f"method {', '.join(methods)}: {left_out[0]['why']}; expected another method")
-    about = ("spec", "attention", "seed")
-    stored = {
-        "command": command,
-        "options": options.record(),
-        "models": [{"name": name} | {key: getattr(model.card, key) for key in about} for name, model in models.items()],
-        "images": list(map(str, images)),
-        "texts": list(texts),
-        "prompt": options.prompt,
-        "methods": list(methods),
-        "layer": layer,
-        "scale": options.scale,
-        "left_out": left_out,
-        "maps": maps,
-    }
+    keys = ("spec", "attention", "seed")
+    about = [{"name": name} | {key: getattr(model.card, key) for key in keys} for name, model in models.items()]
+    stored = {"command": command, "options": options.record(), "models": about, "images": list(map(str, images))}
+    stored |= {"texts": list(texts), "prompt": options.prompt, "methods": list(methods), "layer": layer}
+    stored |= {"scale": options.scale, "left_out": left_out, "maps": maps}
     square = loaded[0].square.at(_SHOWN)  # the same part of the image in view, at another size
     arrays = {f"image{at}": square(picture).permute(1, 2, 0).numpy() for at, picture in enumerate(pictures)}
     rows = pl.DataFrame(maps, infer_schema_length=None)
     shown = io.BytesIO()
     np.savez_compressed(shown, **arrays)
     first, *more = (path.name for path in images)
-    record = {
-        "command": command,
-        "options": stored["options"],
-        "settings": {key: stored[key] for key in ("methods", "layer", "prompt", "scale")},
-        "models": {name: model.card.spec for name, model in models.items()},
-        "data": f"{first} and {len(more)} more" if more else first,
-        "data_fingerprint": digest(*[picture.numpy().tobytes() for picture in pictures]),
-        "n": len(images),
-        "seconds": round(time.monotonic() - began, 2),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **environment_record(device),
-        "warnings": [],
-    }
-    record["settings"] |= options.chosen("resize")
+    settings = {key: stored[key] for key in ("methods", "layer", "prompt", "scale")} | options.chosen("resize")
+    record = {"command": command, "options": stored["options"], "settings": settings}
+    record |= {"models": {name: model.card.spec for name, model in models.items()}}
+    record |= {"data": f"{first} and {len(more)} more" if more else first}
+    record |= {"data_fingerprint": digest(*[picture.numpy().tobytes() for picture in pictures]), "n": len(images)}
+    record |= finished(options.out, began) | environment_record(device) | {"warnings": []}
     return LookResult("look", in_files({"maps": stored, "run": record}, maps=rows) | {"shown.npz": shown.getvalue()})
 
 
