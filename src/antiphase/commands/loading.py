@@ -138,9 +138,8 @@ def check_compiler(place: "torch.device") -> None:
 def check_twins(models: Sized, twins: Sized) -> None:
     """Refuse twins that are not one for each model, unless there are none."""
     if twins and len(twins) != len(models):
-        counts = " for ".join(
-            f"{n} {word}{'s' * (n != 1)}" for n, word in ((len(twins), "twin"), (len(models), "model"))
-        )
+        pairs = ((len(twins), "twin"), (len(models), "model"))
+        counts = " for ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in pairs)
         raise UserError(f"against: {counts}; give one twin for each, in the models' order")
 
 

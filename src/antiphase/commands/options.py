@@ -310,14 +310,8 @@ Suffix = Annotated[
 # the run
 Out = Annotated[Directory, Field(description="Directory to write. The same command resumes a killed run.")]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1, description="Random seed.")]
-BatchSize = Annotated[
-    int | None,
-    Field(
-        ge=1,
-        le=MOST_AT_ONCE,
-        description="Images per batch; affects no result. If not given: chosen to fit the device.",
-    ),
-]
+_BATCH = "Images per batch; affects no result. If not given: chosen to fit the device."
+BatchSize = Annotated[int | None, Field(ge=1, le=MOST_AT_ONCE, description=_BATCH)]
 Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:1 and so on.")]
 Quiet = Annotated[bool, Typed(flags=("--quiet", "-q")), Field(description="Show no progress bars.")]
 

@@ -50,10 +50,8 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
     counts = {"asr": (broken, pl.len()), "asr_correct": (correct & broken, correct.sum())}
     counts |= {"robust_accuracy": (correct & ~broken, pl.len())}
     cells = _ordered(rows).group_by("model", *_CELL, maintain_order=True)
-    numbers = cells.agg(
-        pl.concat_list(pl.struct(hits=hits.sum(), n=n) for hits, n in counts.values()).alias("counts"),
-        metric=pl.lit(list(counts)),
-    )
+    hits_of = pl.concat_list(pl.struct(hits=hits.sum(), n=n) for hits, n in counts.values()).alias("counts")
+    numbers = cells.agg(hits_of, metric=pl.lit(list(counts)))
     return _proportions(numbers.explode("metric", "counts").unnest("counts").filter(pl.col("n") > 0))
 
 

@@ -70,10 +70,8 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str], fix: str) -> tu
     if count != card.classes:
         has = f"has {card.classes} classes and does not store their names"
         raise UserError(f"{spec} {has}, but {data.name} has {count} ({listed}); {fix}")
-    warnings.append(
-        f"{spec} does not store the names of its {count} classes: assuming the sorted order ({listed}) of "
-        f"{data.name}; if the model orders them differently, {fix}"
-    )
+    assumed = f"assuming the sorted order ({listed}) of {data.name}; if the model orders them differently, {fix}"
+    warnings.append(f"{spec} does not store the names of its {count} classes: {assumed}")
     return numbers
 
 

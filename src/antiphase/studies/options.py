@@ -32,11 +32,8 @@ def _is_run(spec: str) -> bool:
     return (Path(spec).expanduser() / "recipe.json").is_file()
 
 
-Names = Annotated[
-    tuple[str, ...],
-    Typed(argument=True, metavar="STUDY"),
-    Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all."),
-]
+_STUDIES = Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all.")
+Names = Annotated[tuple[str, ...], Typed(argument=True, metavar="STUDY"), _STUDIES]
 GivenModels = Annotated[
     Words,
     AfterValidator(_known_models),

@@ -99,11 +99,9 @@ def describe(plan: Plan) -> str:
 @lru_cache
 def known_studies() -> dict[str, Study]:
     """Return the studies of the package by name: the robustness paper first, in the order of each paper; ours last."""
-    modules = (
-        importlib.import_module(module.name)
-        for package in (papers, own)
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    )
+    walk = pkgutil.walk_packages
+    names = [one.name for package in (papers, own) for one in walk(package.__path__, f"{package.__name__}.")]
+    modules = map(importlib.import_module, names)
     studies = [value for module in modules for value in vars(module).values() if isinstance(value, Study)]
     studies.sort(key=lambda study: (study.paper != "robustness", study.paper, _order(study.label)))
     return {study.name: study for study in studies}

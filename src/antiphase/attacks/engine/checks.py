@@ -109,10 +109,8 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             "layers such as BatchNorm in evaluation mode, or attack with batch_size=1"
         )
     if bool(((first >= 0).all(1) & ((first.sum(1) - 1.0).abs() < 1e-4)).all()):
-        warnings.append(
-            "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients; "
-            "remove the final softmax of the model"
-        )
+        why = "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients"
+        warnings.append(f"{why}; remove the final softmax of the model")
     return warnings
 
 

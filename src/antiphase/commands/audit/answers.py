@@ -76,12 +76,9 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     first = asked[lineup.names[0]]
     absent = (first.labels == 0).nonzero().flatten().tolist()
     kept = keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else ())
-    works = (
-        (name, YesNo(models[name], asked[name].questions), _by_few(attacks), asked[name])
-        for name, _, attacks in attacks_of(lineup, options)
-    )
+    attacked = list(attacks_of(lineup, options))
+    works = ((name, YesNo(models[name], asked[name].questions), _by_few(one), asked[name]) for name, _, one in attacked)
     say_time(works, out, context=lambda data: data.which)
-    attacked = attacks_of(lineup, options)
     measured = [(name, *attack_answers(name, model, pope, one, out, kept)) for name, model, one in attacked]
     rows, warnings = combined(measured, options)
     if files := getattr(pope.pictures, "files", None):
@@ -97,10 +94,8 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         shown = {name: models[name] for name in names if asked[name].square == asked[names[0]].square}
         pictures = with_images(rows, list(shown), (options.worst_case or options.names)[0], kept)
         _write_gallery(pictures, shown, asked[names[0]], kept.eps, out)
-    settings = attack_settings(options) | {
-        "objective": "cross-entropy between no and yes as the first token",
-        "attacked label": "the answer without an attack",
-    }
+    settings = attack_settings(options) | {"attacked label": "the answer without an attack"}
+    settings |= {"objective": "cross-entropy between no and yes as the first token"}
     warnings = doubts_about(lineup.models, lineup.twins) + warnings
     stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
     frames, count = {"rows": rows}, len(pope.names)

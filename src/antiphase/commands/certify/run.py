@@ -202,9 +202,8 @@ class CertifyResult(Result):
         return [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
 
     def differences(self, other: Self) -> pl.DataFrame:
-        mine, theirs = (
-            [rate["radius"] for rate in result.summary["models"][0]["certified_accuracy"]] for result in (self, other)
-        )
+        models = [result.summary["models"][0] for result in (self, other)]
+        mine, theirs = ([rate["radius"] for rate in model["certified_accuracy"]] for model in models)
         radii = [radius for radius in sorted({*mine, *theirs}) if radius <= min(mine[-1], theirs[-1])]
         return pl.DataFrame(paired_differences(*combined_rows(self, other), radii)).rename({"value": "difference"})
 

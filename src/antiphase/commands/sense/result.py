@@ -130,10 +130,8 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
     two_maps = bool((rows["second"] != 0).any())
     caption = words["two_maps_caption"] * two_maps + words["caption"]
     plots = [Plot("alignment", _layer_figure(panels, groups), caption)]
-    tables = [
-        _table(f"alignment-{site}", f"Alignment {sites[site]}", block, _HEADS["alignment"], groups)
-        for site, block in of_site.items()
-    ]
+    heads, blocks = _HEADS["alignment"], of_site.items()
+    tables = [_table(f"alignment-{site}", f"Alignment {sites[site]}", one, heads, groups) for site, one in blocks]
     for (site,), own in sensitivity.explanation(rows, list(pairs)).group_by(["site"], maintain_order=True):
         own = own.with_columns(model=pl.col("model") + " / " + pl.col("against"))
         title = f"Taken apart {_SITES[str(site)]}, in logarithms"
@@ -304,10 +302,8 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     for row in own:
         of_models[row["layer"]].setdefault(row["metric"], []).append(estimate_of(row))
     cosines = {layer: of_metric["cosine"] for layer, of_metric in of_models.items()}
-    first_layer = {
-        metric: figures.mean_line("", several, sensitivity.within(metric)).estimate
-        for metric, several in of_models[first].items()
-    }
+    of_first, within = of_models[first].items(), sensitivity.within
+    first_layer = {metric: figures.mean_line("", some, within(metric)).estimate for metric, some in of_first}
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
     lead = words["lead"].format(
         cosine=_interval(first_layer["cosine"], 3),

@@ -333,10 +333,8 @@ def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list
     accuracy = [(name, "clean accuracy", as_share(_mean(measured.correct(name)))) for name in known]
     by_model = pl.concat([_frame(measured, accuracy), _rates(measured, SERIES)], how="diagonal")
     order = pl.col("series").replace_strict(_placed(SERIES))
-    by_strata = (
-        lambda eps, n=n: {str(n): measured.even(DIFFVIT, eps, n) - measured.even(VIT, eps, n)}
-        for n in (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA)
-    )
+    counts = (STRATA // 4, STRATA // 2, STRATA, 2 * STRATA, 4 * STRATA)
+    by_strata = (lambda eps, n=n: {str(n): measured.even(DIFFVIT, eps, n) - measured.even(VIT, eps, n)} for n in counts)
     training, maps = ("training loss", "margin m", "gradient ‖g‖₁"), ("‖g_1‖₂", "‖g_2‖₂", "cosθ", "κ")
     both_maps = (DIFFVIT, BARE, NORMAL[DIFFVIT])
     numbers: dict[str, Any] = {"percent": False, "digits": 3}

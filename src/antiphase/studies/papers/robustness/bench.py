@@ -170,10 +170,8 @@ def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the pages of ViTs."""
     sizes = bench(profile)
     models = [sizes.train("vit", 0, data, depth=depth) for data in sizes.data for depth in sizes.depths]
-    values = {
-        "sense": sizes.sense_of(models[0], "lipschitz").options(),
-        "seeds": [len(sizes.seeds_of(profile, depth)) for depth in (1, 4)],
-    }
+    seeds = [len(sizes.seeds_of(profile, depth)) for depth in (1, 4)]
+    values = {"sense": sizes.sense_of(models[0], "lipschitz").options(), "seeds": seeds}
     return PAPER.settings("vits", "attacks", "searches", bench=sizes, **values) | {IN_SHORT: vits_in_short(models)}
 
 

@@ -298,12 +298,8 @@ def excess(maps: pl.DataFrame) -> pl.DataFrame:
 
 def _layer_checks(rows: RowsByTable) -> Checks:
     maps = with_lambda(rows)
-    return {
-        f"{name}{suffix}": checks
-        for estimator, suffix in ((PAPERS, ""), (STEEPEST, "-truly"))
-        for name, checks in _steeper(maps.filter(estimator=estimator)).items()
-        if checks
-    }
+    found = {suffix: _steeper(maps.filter(estimator=one)) for one, suffix in ((PAPERS, ""), (STEEPEST, "-truly"))}
+    return {f"{name}{suffix}": checks for suffix, some in found.items() for name, checks in some.items() if checks}
 
 
 def _steeper(maps: pl.DataFrame) -> Checks:
@@ -374,11 +370,8 @@ def draw_alignment(rows: RowsByTable) -> Artefact:
 
 def _alignment_checks(rows: RowsByTable) -> Checks:
     aligned = placed(rows)
-    return {
-        f"{name}{suffix}": checks
-        for suffix, places in (("", tuple(PERTURBED.values())), ("-at-x", (CLEAN,)))
-        for name, checks in _opposed(aligned, places).items()
-    }
+    found = {"": _opposed(aligned, tuple(PERTURBED.values())), "-at-x": _opposed(aligned, (CLEAN,))}
+    return {f"{name}{suffix}": checks for suffix, some in found.items() for name, checks in some.items()}
 
 
 def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
