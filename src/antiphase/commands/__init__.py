@@ -33,9 +33,14 @@ doctor Show versions, devices, kernels and data, and how to get what is missing.
 COMMANDS: dict[str, str] = {name: line for name, line in (one.split(" ", 1) for one in _LINES.splitlines())}
 """The first line of each command's help, by its name."""
 
-_MODULES: dict[str, str] = dict.fromkeys(("quickstart", "attack"), "antiphase.commands.audit")
-_MODULES |= dict.fromkeys(("train-clip", "train-vlm"), "antiphase.commands.train")
-_MODULES |= {"export": "antiphase.commands.convert", "study": "antiphase.studies.command"}
+_MODULES = {
+    "quickstart": "antiphase.commands.audit",
+    "attack": "antiphase.commands.audit",
+    "export": "antiphase.commands.convert",
+    "train-clip": "antiphase.commands.train",
+    "train-vlm": "antiphase.commands.train",
+    "study": "antiphase.studies.command",
+}
 
 
 def commands_of(name: str) -> "dict[str, Command]":

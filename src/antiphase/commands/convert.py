@@ -115,5 +115,7 @@ def answer_export(options: ExportOptions, _: str) -> dict[str, str]:
         return places
 
 
-COMMANDS = {"convert": Command("convert", ConvertOptions, answer_convert)}
-COMMANDS |= {"export": Command("export", ExportOptions, answer_export)}
+COMMANDS = {
+    "convert": Command("convert", ConvertOptions, answer_convert),
+    "export": Command("export", ExportOptions, answer_export),
+}

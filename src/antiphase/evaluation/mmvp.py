@@ -30,9 +30,17 @@ from antiphase.evaluation.tasks import Groups, Protocol, Source, make_task
 from antiphase.files import digest, replacing, write_text
 from antiphase.streams import key
 
-PATTERNS = ("Orientation and Direction", "Presence of Specific Features", "State and Condition", "Quantity and Count")
-PATTERNS += ("Positional and Relational Context", "Color and Appearance", "Structural Characteristics", "Texts")
-PATTERNS += ("Viewpoint and Perspective",)
+PATTERNS = (
+    "Orientation and Direction",
+    "Presence of Specific Features",
+    "State and Condition",
+    "Quantity and Count",
+    "Positional and Relational Context",
+    "Color and Appearance",
+    "Structural Characteristics",
+    "Texts",
+    "Viewpoint and Perspective",
+)
 """The nine visual patterns, in the order of the authors' ``evaluate_vlm.py``; the full set has 15 pairs of each."""
 
 PAPER_PATTERNS = tuple(name for name in PATTERNS if name not in ("Quantity and Count", "Texts"))

@@ -47,8 +47,11 @@ def rates(rows: pl.DataFrame) -> pl.DataFrame:
     """
     _refuse_repeats(rows)
     correct, broken = pl.col("clean_prediction") == pl.col("label"), pl.col("success")
-    counts = {"asr": (broken, pl.len()), "asr_correct": (correct & broken, correct.sum())}
-    counts |= {"robust_accuracy": (correct & ~broken, pl.len())}
+    counts = {
+        "asr": (broken, pl.len()),
+        "asr_correct": (correct & broken, correct.sum()),
+        "robust_accuracy": (correct & ~broken, pl.len()),
+    }
     cells = _ordered(rows).group_by("model", *_CELL, maintain_order=True)
     hits_of = pl.concat_list(pl.struct(hits=hits.sum(), n=n) for hits, n in counts.values()).alias("counts")
     numbers = cells.agg(hits_of, metric=pl.lit(list(counts)))

@@ -292,8 +292,11 @@ def draw_families(
     return drawn
 
 
-_SAVED: Any = {"png": {"dpi": 200}, "pdf": {"metadata": {"CreationDate": None}}}
-_SAVED |= {"svg": {"metadata": dict.fromkeys(("Creator", "Date", "Format", "Type"))}}
+_SAVED: Any = {
+    "svg": {"metadata": dict.fromkeys(("Creator", "Date", "Format", "Type"))},
+    "png": {"dpi": 200},
+    "pdf": {"metadata": {"CreationDate": None}},
+}
 
 
 def saved(figure: Figure, form: str) -> bytes:

@@ -113,8 +113,12 @@ def in_one_line(value: Any) -> Any:
 @functools.cache
 def environment() -> Environment:
     """Return the template environment; numbers are formatted by the functions of :mod:`antiphase.report.words`."""
-    how: Any = {"undefined": StrictUndefined, "trim_blocks": True, "loader": PackageLoader("antiphase.report")}
-    templates = Environment(autoescape=lambda name: str(name).endswith(".html"), **how)
+    templates = Environment(
+        loader=PackageLoader("antiphase.report"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
 
     def breakable(text: str) -> Markup:
         """Allow line breaks after the separators of path-like names, for narrow screens."""

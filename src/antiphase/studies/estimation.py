@@ -16,8 +16,12 @@ SEED, SAMPLE = "training_seed", "sample"
 ASR = pl.col("success").cast(pl.Float64)
 CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
 Kind = Literal["share", "size", "difference", "number"]
-_WITHIN: dict[Kind, Callable[[Estimate], Estimate]] = {"share": as_share, "size": as_size, "difference": as_difference}
-_WITHIN |= {"number": lambda estimate: estimate}
+_WITHIN: dict[Kind, Callable[[Estimate], Estimate]] = {
+    "share": as_share,
+    "size": as_size,
+    "difference": as_difference,
+    "number": lambda estimate: estimate,
+}
 
 
 def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind = "share") -> pl.DataFrame:

@@ -379,9 +379,11 @@ def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
     by_sampling = every.explode("samplings").rename({"samplings": "sampling"})
     every = pl.concat([every.drop("samplings").with_columns(sampling=pl.lit(ALL)), by_sampling])
     keys = ["model", "attack", "sampling", "eps", "image"]
-    missed = pl.col("wrong")
-    parts = {"false yes": (every.filter(label=0), missed), "false no": (every.filter(label=1), missed)}
-    parts |= {"accuracy": (every, 1 - missed)}
+    parts = {
+        "false yes": (every.filter(label=0), pl.col("wrong")),
+        "false no": (every.filter(label=1), pl.col("wrong")),
+        "accuracy": (every, 1 - pl.col("wrong")),
+    }
     frames = [
         some.group_by(keys, maintain_order=True).agg(value=value.mean()).with_columns(metric=pl.lit(metric))
         for metric, (some, value) in parts.items()

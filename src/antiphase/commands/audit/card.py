@@ -261,15 +261,25 @@ def card_of_run(result: Any) -> RobustnessCard | None:
         for side, names in zip(sides, (members - twins, members & twins), strict=True):
             side += [family.name] * bool(names)
     means = result.mean_comparisons.rename({"value": "difference", "n": "seeds"})
-    data = {"dataset": run["data"], "split": options["split"], "n": run["n"]}
-    attack = {"name": settings["attack"], "autoattack": settings["attack"] == "autoattack", "norm": settings["norm"]}
-    others = {name: settings[name] for name in settings if name not in ("attack", "norm", "ε")}
     content = {
         "name": " against ".join(", ".join(side) for side in sides if side),
         "command": result.kind,
         "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
-        "data": data | {"images": run.get("images"), "fingerprint": run["data_fingerprint"]},
-        "attack": attack | {"eps": sorted(options["eps"]), "seed": settings["attack seed"], "settings": others},
+        "data": {
+            "dataset": run["data"],
+            "split": options["split"],
+            "n": run["n"],
+            "images": run.get("images"),
+            "fingerprint": run["data_fingerprint"],
+        },
+        "attack": {
+            "name": settings["attack"],
+            "autoattack": settings["attack"] == "autoattack",
+            "norm": settings["norm"],
+            "eps": sorted(options["eps"]),
+            "seed": settings["attack seed"],
+            "settings": {name: settings[name] for name in settings if name not in ("attack", "norm", "ε")},
+        },
         "models": [_model(model, result, twins) for model in result.models],
         "differences": result.comparisons.drop("n", "decided").to_dicts(),
         "mean_differences": means.select(*MeanDifference.model_fields).to_dicts(),

@@ -234,8 +234,11 @@ class _Cells:
         return how | ({} if self.context is None else {"context": self.context[at]})
 
 
-_CARRIED = {"off": "independent", "up": "nested up: broken at one ε, broken at every larger one"}
-_CARRIED |= {"down": "nested down: robust at one ε, robust at every smaller one"}
+_CARRIED = {
+    "up": "nested up: broken at one ε, broken at every larger one",
+    "down": "nested down: robust at one ε, robust at every smaller one",
+    "off": "independent",
+}
 _PROBES = 16  # an audit gives the direction; antiphase sense the third digit
 
 
@@ -337,10 +340,18 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
     for settings in stages.values():
         if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
-    about = {"attack": options.attack, "norm": options.norm, "ε": ", ".join(map(eps_label, options.eps))} | stages
-    about |= {"budgets": _CARRIED[options.nested], "attacked label": "clean prediction", "attack seed": options.seed}
-    about |= {"search": options.precision} | ({"compiled": True} if options.compile else {})
-    return about | {"verdicts": "float32"}
+    return {
+        "attack": options.attack,
+        "norm": options.norm,
+        "ε": ", ".join(map(eps_label, options.eps)),
+        **stages,
+        "budgets": _CARRIED[options.nested],
+        "attacked label": "clean prediction",
+        "attack seed": options.seed,
+        "search": options.precision,
+        **({"compiled": True} if options.compile else {}),
+        "verdicts": "float32",
+    }
 
 
 def _alignment(

@@ -131,8 +131,11 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
     for (name,), block in rows.group_by(["model"], maintain_order=True):
         block = block.sort("sample")
         radius, correct = block["radius"].to_numpy(), (block["prediction"] == block["label"]).to_numpy()
-        rates = {"clean_accuracy": (block["clean_prediction"] == block["label"]).sum()}
-        rates |= {"smoothed_accuracy": int(correct.sum()), "abstentions": (block["prediction"] < 0).sum()}
+        rates = {
+            "clean_accuracy": (block["clean_prediction"] == block["label"]).sum(),
+            "smoothed_accuracy": int(correct.sum()),
+            "abstentions": (block["prediction"] < 0).sum(),
+        }
         models.append(
             {"name": name, "attention": block["attention"][0], "seed": block["seed"][0]}
             | {rate: asdict(proportion(int(hits), len(block))) for rate, hits in rates.items()}

@@ -116,8 +116,11 @@ def _settings(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 _METRICS = {"asr": "ASR", "robust_accuracy": "robust accuracy", "clean_accuracy": "clean accuracy"}
-_HEADS: dict[str, Any] = {"eps": eps_label, "radius": "{:g}".format}
-_HEADS |= {"layer": lambda layer: "whole model" if layer < 0 else f"layer {layer + 1}"}
+_HEADS: dict[str, Any] = {
+    "eps": eps_label,
+    "radius": "{:g}".format,
+    "layer": lambda layer: "whole model" if layer < 0 else f"layer {layer + 1}",
+}
 _AXES = {"eps": "ε", "radius": "L2 radius"}
 _SHARES = ("below", "negative", "positive", "undecided")  # of the metrics of sense; the others are no shares
 _MOST_PANELS = 6

@@ -101,11 +101,18 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     sides = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
     few = _few_seeds(summary["models"], pairs)
     number = points_interval(quoted["difference"], quoted["low"], quoted["high"])
-    number = f"{points(quoted['difference'])} points" if higher and lower else number
-    values = {"pairs": pairs, "few": bool(few), "row": quoted, "heading": heading, "number": number}
-    values |= {"least_seeds": LEAST_SEEDS, "own": own, "shared": _decided(dependent)}
-    values |= {"units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent))}
-    values |= {"others": [_quoted(row) for row in higher + lower if row is not quoted]}
+    values = {
+        "pairs": pairs,
+        "few": bool(few),
+        "row": quoted,
+        "heading": heading,
+        "number": f"{points(quoted['difference'])} points" if higher and lower else number,
+        "least_seeds": LEAST_SEEDS,
+        "own": own,
+        "shared": _decided(dependent),
+        "units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent)),
+        "others": [_quoted(row) for row in higher + lower if row is not quoted],
+    }
     title = answer("evaluate.txt", "title", dict(zip(("model", "twin"), few or sides, strict=True)), **values)
     lead = f"{_words('lead', **values)} {_words('reading')}"
     return Headline(title, lead, _words("condition", **values), lambda: answer_plot(summary, differences, quoted))

@@ -143,11 +143,18 @@ def _ranked(models: Iterable[Sequence[Row]], folder: Path) -> list[dict[str, Any
         worst = min(same, key=lambda row: row.rates.robust_accuracy.value)
         report = worst.path.parent / "report.html"
         files = {"card": worst.path} | ({"report": report} if report.is_file() else {})
-        line = {"model": worst.model, "control": worst.control, "robust": worst.rates.robust_accuracy}
-        line |= {"asr": max((row.rates.asr for row in same), key=lambda rate: rate.value), "attack": worst.label}
-        line |= {"others": sorted({row.label for row in same} - {worst.label}), "difference": worst.difference}
-        line |= {"n": worst.card.data.n, "date": (worst.card.date or "")[:10]}
-        line |= {"links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()}}
+        line = {
+            "model": worst.model,
+            "control": worst.control,
+            "robust": worst.rates.robust_accuracy,
+            "asr": max((row.rates.asr for row in same), key=lambda rate: rate.value),
+            "attack": worst.label,
+            "others": sorted({row.label for row in same} - {worst.label}),
+            "difference": worst.difference,
+            "n": worst.card.data.n,
+            "date": (worst.card.date or "")[:10],
+            "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
+        }
         lines.append(line)
     lines.sort(key=lambda line: (bool(line["control"]), -line["robust"].value))
     values = [line["robust"].value for line in lines if not line["control"]]

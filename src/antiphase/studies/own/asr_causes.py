@@ -56,8 +56,11 @@ LADDER = (VIT, NORMED, ZERO, DIFFVIT)  # each step changes one thing
 OTHER_LADDER = (VIT, BARE_ZERO, BARE, DIFFVIT)
 
 MEAN, UNIFORM = "A2 = mean over images", "A2 = uniform"
-STOPPED = {"A2's gradient stopped": BRANCHES[1:], "A1's gradient stopped": BRANCHES[:1]}
-STOPPED |= {"both gradients stopped": BRANCHES}
+STOPPED = {
+    "A2's gradient stopped": (BRANCHES[1],),
+    "A1's gradient stopped": (BRANCHES[0],),
+    "both gradients stopped": BRANCHES,
+}
 SCALED = {f"λ × {factor:g}": factor for factor in (0.0, 0.25, 0.5, 0.75, 1.25)}  # × 1 is the trained model
 
 TRAINED = {VIT: VIT, DIFFVIT: DIFFVIT, NORMED: "ViT, norm", ZERO: "λ = 0", BARE: "no norm"}

@@ -52,8 +52,12 @@ def layers(rows: RowsByTable) -> pl.DataFrame:
     paths = paths.filter(pl.col("stage") > 0)  # stage 0 is the embedding, no layer of F
     both = paths.join(shares, on=[*_MODEL, "stage"], how="left", maintain_order="left")
     standard = pl.when(pl.col("attention") == "softmax").then(0.0)
-    factors = {ALPHA: standard.otherwise("share"), KEPT: standard.otherwise("kept")}
-    factors |= {LIPSCHITZ: pl.col("lipschitz").log(), OBSERVED: pl.col("gain").log()}
+    factors = {
+        ALPHA: standard.otherwise("share"),
+        KEPT: standard.otherwise("kept"),
+        LIPSCHITZ: pl.col("lipschitz").log(),
+        OBSERVED: pl.col("gain").log(),
+    }
     # without models whose branches are not measured yet
     blocks = both.select(*_MODEL, "stage", **factors).drop_nulls(ALPHA)
     return blocks.with_columns((pl.col(ALPHA) + pl.col(LIPSCHITZ)).alias(BOUND))
