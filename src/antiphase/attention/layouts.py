@@ -92,8 +92,7 @@ def from_layout(state: Mapping[str, Tensor], layout: str, module: DifferentialAt
 def to_layout(module: DifferentialAttention, layout: str, *, kv_heads: int | None = None) -> State:
     """Return a layer's weights as a project stores them; the inverse of :func:`from_layout`.
 
-    ``kv_heads``: DiffLlama's heads of keys; by default as many as of queries. A UserError refuses weights that the
-    layout cannot hold.
+    ``kv_heads``: DiffLlama's heads of keys; by default as many as of queries. Weights that do not fit are refused.
     """
     if module.temperature != 1.0 or module.lambda_max is not None:
         has = f"temperature {module.temperature:g}, lambda_max {module.lambda_max}"

@@ -190,8 +190,7 @@ def open_shards(
 ) -> ShardStream:
     """Open a stream of the shards of :func:`find_shards`, which have only training pairs.
 
-    If not given, ``samples`` per epoch are counted, and ``lanes`` are the largest of 1, 2, 4 and 8 up to the number of
-    shards.
+    If not given, ``samples`` per epoch are counted, and ``lanes`` are 1, 2, 4 or 8, at most the number of shards.
     """
     name, folder = f"shards:{path}", data_root(root)
     choose_split(name, split, ("train",))

@@ -266,8 +266,7 @@ def cotangent_grams(
 ) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
 
-    Their shape is (batch, heads, probes). Costs one backward pass through the preceding layers per layer, head, branch
-    and probe.
+    Their shape is (batch, heads, probes). Each layer, head, branch and probe costs a pass back through earlier layers.
     """
     images = leaf(images)
 

@@ -253,8 +253,7 @@ RATIOS: dict[str, Statistic] = {
 def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
     """Average ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and the standard twin's ‖J_base‖² over the heads of each layer and sample.
 
-    ``base`` are the twin's rows, with as many layers; None: ‖J_base‖ = ‖J1‖. Columns ``layer, sample`` and
-    ``LAYER_PARTS``.
+    ``base``: the twin's rows, with as many layers; None: ‖J_base‖ = ‖J1‖. Columns ``layer, sample, *LAYER_PARTS``.
     """
     own, base = (rows.filter(site="pixels") for rows in (own, own if base is None else base))
     return _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean()).select("layer", "sample", *LAYER_PARTS)

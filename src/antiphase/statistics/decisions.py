@@ -71,8 +71,7 @@ def interval_p(estimate: Estimate, degrees: float) -> float:
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
     """Return which hypotheses Holm's procedure rejects at a level.
 
-    Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
-    6:65–70 (1979).
+    Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6:65–70 (1979).
     """
     rejected = [False] * len(p_values)
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):

@@ -34,7 +34,6 @@ def clips_in_short(models: Sequence[TrainClip]) -> str:
 
 
 def _range(sizes: Sequence[int]) -> str:
-    """Return the smallest and the largest of some numbers of parameters, rounded."""
     ends = (min(sizes), max(sizes))
     words = [f"{end / 1e6:.1f} million" if end >= 1e6 else f"{end / 1e3:.0f} thousand" for end in ends]
     return " to ".join(dict.fromkeys(words))

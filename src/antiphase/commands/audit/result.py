@@ -114,7 +114,6 @@ class AuditResult(Result):
 
     @cached_property
     def _pairs_of(self) -> dict[tuple[Any, ...], list[tuple[str, str]]]:
-        """The pairs of models by those of their families."""
         grouped: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
         for one, two in self.pairs:
             grouped.setdefault((self._family_of[one], self._family_of[two]), []).append((one, two))

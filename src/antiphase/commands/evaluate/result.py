@@ -127,7 +127,6 @@ def _few_seeds(models: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, s
 
 
 def _owners(models: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the family of each model."""
     return {name: family for family, names in by_seed(models).items() for name in names}
 
 
@@ -209,7 +208,6 @@ def _field(row: Number) -> Field:
 
 
 def _difference_table(differences: Sequence[Number], groups: Sequence[figures.Family]) -> Table:
-    """Tabulate how much higher each model is than its twin."""
     colors = figures.colors_of(groups)
     rows = (
         (

@@ -1,7 +1,6 @@
 """All cards below a folder as one page: a ranking for each data set, norm and ε, sortable by every column.
 
-A model has one row, with its worst case over all attacks. A control, such as noise, is no attack: its rows are below
-the ranking.
+A model has one row, with its worst case over all attacks. Rows of a control, such as noise, are below the ranking.
 """
 
 import json

@@ -34,8 +34,7 @@ _imported: set[str] = set()  # modules imported from users' folders so far
 def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     """Return file or module, callable and settings of ``FILE_OR_MODULE:CALLABLE?name=value,…``.
 
-    Values are Python's literals; anything else is a string, and so is the file of ``weights``. Its name may contain
-    commas if it comes last.
+    Values are Python's literals; anything else is a string, and so is the file of ``weights``, with commas if last.
 
     >>> split_spec("model.py:build?depth=4,weights=run/best.pt")
     ('model.py', 'build', {'depth': 4, 'weights': 'run/best.pt'})
