@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         audit,
         certify,
         evaluate,
+        finetune,
         look,
         sense,
         study,
@@ -52,6 +53,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "check",
     "compare",
     "evaluate",
+    "finetune",
     "look",
     "sense",
     "study",
@@ -78,7 +80,7 @@ __all__ = [  # noqa: RUF022 (grouped)
 ]
 
 
-_PLACES = dict.fromkeys(__all__[:12], "commands.python")
+_PLACES = dict.fromkeys(__all__[:13], "commands.python")
 _PLACES |= {name: f"commands.{name}.run" for name in ("check", "compare", "verify")}
 _PLACES |= {"convert": "commands.convert", "load_data": "data", "load_model": "models"}
 
