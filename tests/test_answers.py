@@ -33,6 +33,7 @@ TINY = {
     "--out out",
     "train-vlm": "--stage 1 --tower run --language language --data llava:said.json?images=photos --batch-size 2 "
     "--epochs 1 -q --out out",
+    "finetune": "run --fare 2/255 --data digits --limit 4 --steps 1 --epochs 1 -q --out out",
     "convert": "specimen:vit-0 --to v2 --out out",
     "export": "specimen:vit-0 --out out",
     "doctor": "",
