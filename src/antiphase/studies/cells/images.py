@@ -79,7 +79,7 @@ class Attack(Measurement):
 
     @property
     def shipped_bits(self) -> int:
-        """Of its numbers, distances are read where an attack looks for the nearest adversarial image, and there only."""
+        """Its numbers are distances, which are read only where an attack looks for the nearest adversarial image."""
         return 24 if self.options().ensemble.minimal else 8
 
     def content(self) -> dict[str, str]:
