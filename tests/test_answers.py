@@ -1,6 +1,7 @@
 """``--json`` on every command, ``--config``, ``antiphase rerun`` and ``antiphase doctor``."""
 
 import json
+import shutil
 
 import polars as pl
 import pytest
@@ -33,6 +34,7 @@ TINY = {
     "--out out",
     "train-vlm": "--stage 1 --tower run --language language --data llava:said.json?images=photos --batch-size 2 "
     "--epochs 1 -q --out out",
+    "finetune": "run --fare 2/255 --data folder:photos --steps 1 --epochs 1 -q --out out",
     "convert": "specimen:vit-0 --to v2 --out out",
     "export": "specimen:vit-0 --out out",
     "doctor": "",
@@ -62,6 +64,7 @@ def folder(tmp_path, monkeypatch):
         place.mkdir(parents=True)
         for number in range(2):
             Image.new("RGB", (16, 16), (90 * at, 40 * number, 7)).save(place / f"{number}.png")
+    shutil.copytree(tmp_path / "photos/test", tmp_path / "photos/train")
     tiny_language().save_pretrained(tmp_path / "language")
     tiny_tokenizer().save_pretrained(tmp_path / "language")
     said = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]

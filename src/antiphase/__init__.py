@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         audit,
         certify,
         evaluate,
+        finetune,
         look,
         sense,
         study,
@@ -45,7 +46,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # commands as functions; what they work on; what is measured; the error for invalid input
-__all__ = ["attack", "audit", "certify", "evaluate", "look", "sense", "study", "train", "train_vlm", "transfer"]
+__all__ = ["attack", "audit", "certify", "evaluate", "finetune", "look", "sense", "study", "train", "train_vlm"]
+__all__ += ["transfer"]
 _PLACES = dict.fromkeys(__all__, "commands.python")
 __all__ += ["check", "compare", "convert", "verify"]
 __all__ += ["data", "load_data", "load_model", "models", "training", "vlm"]

@@ -47,6 +47,8 @@ def test_nothing_is_said_where_the_study_is_undecided_or_no_model_is_differentia
     assert module.advice([MODEL]) == ""
     _measured(monkeypatch, {"defence": "good"})
     assert module.advice([{"name": "vit", "attention": "softmax", "lambda": []}]) == ""
+    assert module.advice([MODEL | {"defended": True}]) == ""
+    assert module.advice([MODEL | {"defended": True}, MODEL | {"name": "plain"}]).count("plain has 2 layers") == 1
 
 
 @pytest.mark.thorough

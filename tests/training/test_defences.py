@@ -1,5 +1,6 @@
 """Defences: values against dense Jacobians and the papers' equations, gradients against finite differences."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -15,9 +16,12 @@ from antiphase.errors import UserError
 from antiphase.models import ModelCard, diffvit, vit
 from antiphase.models.card import twin_doubts
 from antiphase.registry import DEFENCES, find
-from antiphase.training import classifier, make_recipe, train_classifier
-from antiphase.training.defences import Step, check_defences, defended_loss
+from antiphase.training import classifier, loop, make_recipe, train_classifier
+from antiphase.training.contrastive import prepare, train_clip
+from antiphase.training.defences import Step, check_defences, defended_loss, share_of_time
+from antiphase.training.defences.defence import EVERY
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
+from tests.training.tiny_pairs import tiny_pairs, tiny_recipe
 
 SIZES = {"dim": 8, "depth": 1, "num_heads": 2, "patch_size": 4, "num_classes": 3}
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -305,3 +309,86 @@ def test_twins_of_unequal_defences_are_warned_of():
     cards = [ModelCard(f"m{at}", f"m{at}", "none", 0, (1, 8, 8), 10, one) for at, one in enumerate(recipes)]
     (doubt,) = twin_doubts(*cards)
     assert doubt.endswith("recipes defences (jasmin 1.0) and defences none")
+
+
+def clip_step(tmp_path, monkeypatch, **fields):
+    """Return the first step's gradients in a CLIP's training, the image tower before it, its images, and the log."""
+    seen = {}
+
+    def look(task, step, gradients):
+        if not seen:
+            seen["model"] = copy.deepcopy(task.model)
+            task.model.zero_grad()
+            loss, count = next(gradients)
+            seen["gradients"] = {
+                name: w.grad.clone() for name, w in task.model.named_parameters() if w.grad is not None
+            }
+            return loss, count
+        return next(gradients)
+
+    monkeypatch.setattr(loop, "_step", look)
+    recipe, pairs = tiny_recipe("diffclip", epochs=1, **fields), tiny_pairs()
+    log = train_clip(recipe, pairs, tmp_path, progress=False)
+    batch = next(pairs.batches(8, seed=0, epoch=0))
+    share = prepare(recipe, seen["model"], 8, 0, batch)
+    return seen["gradients"], seen["model"].visual, share.images / 255, log
+
+
+@pytest.mark.parametrize("name", OF_MAPS)
+def test_a_clip_learns_from_the_penalty_on_its_image_towers_maps(name, tmp_path, monkeypatch):
+    plain, *_ = clip_step(tmp_path / "plain", monkeypatch)
+    found, visual, images, log = clip_step(tmp_path / "defended", monkeypatch, defences={name: 0.5})
+    step = Step(visual, images, images, torch.zeros(len(images), dtype=torch.int64), visual, 0, 0)
+    penalty = find(DEFENCES, name, "defence").term(step)
+    # twice, since it is left out of every second step; of two steps in an epoch the first has half the strength
+    weights = {f"visual.{key}": weight for key, weight in visual.named_parameters()}
+    wanted = torch.autograd.grad(2 * 0.5 * 0.5 * penalty, [*weights.values()], allow_unused=True)
+    added = dict(zip(weights, wanted, strict=True))
+    for key, gradient in plain.items():
+        more = added.get(key)
+        expected = gradient if more is None else gradient + more
+        torch.testing.assert_close(found[key], expected, rtol=1e-4, atol=1e-6)
+    assert any(bool(one.abs().sum() > 0) for one in wanted if one is not None)
+    assert math.isfinite(log[-1][name])
+
+
+def test_a_clip_with_strength_0_has_the_same_weights(tmp_path):
+    for name, defences in (("plain", None), ("zero", {"map-jacobian": 0.0}), ("some", {"map-jacobian": 1.0})):
+        train_clip(tiny_recipe(defences=defences), tiny_pairs(), tmp_path / name, progress=False)
+    plain, zero, some = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "zero", "some"))
+    assert all(torch.equal(plain[key], zero[key]) for key in plain)
+    assert not all(torch.equal(plain[key], some[key]) for key in plain)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("diffclip", "--defend", "ema=0.9"), "is of classifiers; expected one of map-jacobian, "),
+        (("diffclip", "--defend", "trades=1"), "is of classifiers"),
+        (("diffclip", "--defend", "map-jacobian=nan"), "expected a finite number"),
+        (("clip", "--defend", "alignment=1"), "no differential attention"),
+    ],
+)
+def test_train_clip_refuses_in_one_line(words, said, tmp_path, run_cli):
+    data = ("--data", "openmoji", "--preset", "openmoji", "--limit", "40", "--batch-size", "8")
+    code, _, err = run_cli("train-clip", "--model", *words, *data, "--out", tmp_path / "run")
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_log_has_the_share_of_the_time(tmp_path):
+    images = load_data("digits", split="train").subset(64)
+    fields = {"epochs": 1, "batch_size": 32, "precision": "float32", "data": "digits"}
+    recipe = make_recipe("diffvit", images, {"dim": 8, "depth": 1, "num_heads": 2}, defences={"jasmin": 1.0}, **fields)
+    (row,) = train_classifier(recipe, images, None, tmp_path, progress=False)
+    assert 0.0 <= row["defence_time"] < 1.0
+    begun = []
+
+    def begin(number):  # of a penalty that takes as long as the step itself, about half
+        begun.append(number)
+        return step_of(model_of(), number=number)
+
+    assert 0.0 < share_of_time(begin, {"input-gradient": 1.0}) < 1.0
+    assert begun == [*range(2 * EVERY)] * 2

@@ -21,6 +21,7 @@ look Draw where a CLIP and its twin look in images for a text, side by side.
 train Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 train-clip Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 train-vlm Train a small vision-language model on an image tower, in two stages, as DiffCLIP does.
+finetune Fine-tune the image tower of a CLIP by FARE: a perturbed image keeps the embedding of the clean one.
 study The papers' tables and figures, and studies of your own. A cell is one training or one measurement.
 convert Make a differential model that starts from the outputs of a ViT or CLIP with standard attention.
 export Write a model as safetensors, for antiphase, another library or DiffCLIP's code, or put it on the hub.
@@ -39,6 +40,7 @@ _MODULES = {
     "export": "antiphase.commands.convert",
     "train-clip": "antiphase.commands.train",
     "train-vlm": "antiphase.commands.train",
+    "finetune": "antiphase.commands.train",
     "study": "antiphase.studies.command",
 }
 

@@ -78,6 +78,8 @@ class Lineup:
                 images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
                 lambdas = model_card.mean_lambdas(model, images) or measured_attention(model, images)[1]
             entry = {"name": name, "attention": card.attention, "seed": card.seed}
+            if any((card.recipe or {}).get(field) for field in ("adversarial", "defences")):
+                entry["defended"] = True  # trained to be less fragile
             entries.append(entry | {"lambda": list(lambdas), "num_classes": card.classes})
         return entries
 

@@ -81,6 +81,11 @@ def train_vlm(stage: int | str, data: str, out: Any, **options: Any) -> Result:
     return _run("train-vlm", {"stage": stage, "data": data, "out": out, **options})
 
 
+def finetune(model: Any, fare: Any, data: Any, **options: Any) -> Result:
+    """Fine-tune the image tower of a CLIP by FARE; without ``out`` the weights are held in memory, as by ``train``."""
+    return _run("finetune", {"model": model, "fare": fare, "data": data, **options})
+
+
 def study(names: Any, **options: Any) -> Result:
     """Run every cell of some studies that is not in the store yet, as ``antiphase study run`` does.
 
@@ -107,7 +112,7 @@ def study(names: Any, **options: Any) -> Result:
 def _run(name: str, values: dict[str, Any]) -> Result:
     """Do the work of a command in its directory, or in one that does not stay, and read what it wrote."""
     command, stored = find_command(name), values.get("out") is not None
-    fields, split = command.options.model_fields, "train" if name == "train" else "test"
+    fields, split = command.options.model_fields, "train" if name in ("train", "finetune") else "test"
     with as_text(values, fields, split) as text, _place("out", values.get("out")) as out:
         temporary = {} if stored else {"out": out}
         if not stored and "cache" in fields and "cache" not in text:
@@ -139,7 +144,7 @@ def _call(name: str, chosen: Options, left_out: Collection[str] = ()) -> str:
     return f"antiphase.{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 
-for _function in (audit, attack, transfer, sense, certify, evaluate, look, train, train_vlm):
+for _function in (audit, attack, transfer, sense, certify, evaluate, look, train, train_vlm, finetune):
     _options = find_command(_function.__name__.replace("_", "-")).options
     _function.__signature__ = inspect.signature(_options)  # type: ignore[attr-defined]
 study.__signature__ = inspect.signature(find_command("study run").options)  # type: ignore[attr-defined]

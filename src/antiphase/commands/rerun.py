@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
-_SPEED = "images_per_second"  # differs from run to run
 _GONE = ("estimated", "write_adapter")  # options that runs of before have stored
 _FINISHED = "expected the directory of a finished run"
 
@@ -95,7 +94,9 @@ def compared(run: Path, again: Path) -> list[dict[str, Any]]:
     def rows(path: Path) -> pl.DataFrame:
         if path.name != _METRICS:
             return read_rows(path, _FINISHED)
-        return pl.DataFrame(read_json_lines(path, _FINISHED)).drop(_SPEED, strict=False)
+        from antiphase.training.loop import TIMES
+
+        return pl.DataFrame(read_json_lines(path, _FINISHED)).drop(TIMES, strict=False)
 
     files = []
     for path in filter(Path.is_file, (*sorted(run.glob("*.parquet")), run / _METRICS, run / _WEIGHTS)):

@@ -134,7 +134,7 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
     return [
         {name: card[name] for name in ("name", "attention", "seed")}
         | {"clean_accuracy": accuracy[card["name"]], "lambda": list(card["lambda"])}
-        | {name: card[name] for name in ("num_classes",) if card.get(name)}  # to tell chance
+        | {name: card[name] for name in ("num_classes", "defended") if card.get(name)}  # to tell chance, and for advice
         for card in cards
     ]
 

@@ -112,7 +112,7 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
             rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
         about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
         about |= {"study": study, "command": command, "commit": source_commit()}
-        about |= {name: value for name, value in record.items() if name in _SCHEMA}
+        about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
         about |= {"cell": own, "file": file, "what": described(cell)}
         records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
     if not records:

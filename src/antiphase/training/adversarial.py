@@ -85,7 +85,7 @@ def start_keys(seed: int, sweep: int, ids: Keys) -> Keys:
     return sample_keys(key(seed, "adversary", sweep), ids)
 
 
-def _ascend(
+def ascend(
     images: Images, adversary: Adversary, eps: float, keys: Keys, gradient: Callable[..., Images], steps: int
 ) -> Images:
     """Take steps of α·sign(gradient) within ‖x − images‖∞ ≤ ε and [0, 1] from a point drawn uniformly there."""
@@ -110,7 +110,7 @@ def perturb(
         return torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)[0]
 
     steps = adversary.steps if adversary.variant == "pgd" else 1
-    return _ascend(images, adversary, eps, keys, gradient, steps)
+    return ascend(images, adversary, eps, keys, gradient, steps)
 
 
 def replay(
@@ -136,7 +136,7 @@ def replay(
             raise RuntimeError("the images have no gradient after backward: the loss must depend on them")
         return x.grad
 
-    _ascend(images, adversary, eps, keys, gradient, count)
+    ascend(images, adversary, eps, keys, gradient, count)
     return torch.stack(losses).mean()
 
 

@@ -22,7 +22,7 @@ from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.training import adversarial, loop
-from antiphase.training.defences import Step, check_defences, defended_loss, in_use, values
+from antiphase.training.defences import Step, check_defences, defended_loss, in_use, share_of_time, values
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 from antiphase.training.loop import Tracker
 from antiphase.training.recipe import Recipe, learning_rate
@@ -49,8 +49,10 @@ def train_classifier(
     epoch. Calling it again resumes an interrupted run, and returns the log of a finished one. Under torchrun the
     processes share every batch; the gradient is that of the whole batch.
 
-    With an adversary, the model is trained on perturbed images only, and the log contains ``robust_accuracy`` at the
-    recipe's ε; with n replays it sees n times fewer images, since an epoch has as many updates as in natural training.
+    With defences, the log has the value of each penalty, and as ``defence_time`` the share of a step's time that they
+    take. With an adversary, the model is trained on perturbed images only, and the log contains ``robust_accuracy`` at
+    the recipe's ε; with n replays it sees n times fewer images, since an epoch has as many updates as in natural
+    training.
 
     Args:
         validation: images on which accuracy is logged; None: there are none.
@@ -171,7 +173,8 @@ def _begin(
             if strengths:
                 some = torch.arange(min(len(train), recipe.batch_size))
                 images, labels = train.images(some).to(device), train.labels[some].to(device)
-                numbers |= values(Step(bare, images, images, labels, logits, recipe.seed), strengths)
+                begin = partial(Step, bare, images, images, labels, logits, recipe.seed)
+                numbers |= values(begin(0), strengths) | {"defence_time": share_of_time(begin, strengths)}
             return numbers | {"lambda": lambdas(bare)}
 
     def rate(step: int) -> float:

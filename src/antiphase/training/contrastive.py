@@ -1,5 +1,6 @@
 """Contrastive training of CLIP and its differential variants: the loss, the exact gradient of a batch, the run."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import key, sample_keys, uniform
 from antiphase.training import loop
+from antiphase.training.defences import Step, check_defences, in_use, penalties, values
 from antiphase.training.loop import Tracker
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
 
@@ -77,12 +79,30 @@ def train_clip(
         if weights is not None:
             load_into(model, weights, "the weights to start from")
         model.visual.checkpointing = model.text.checkpointing = checkpointing
+        strengths = in_use(recipe.defences or {})
+        check_defences(strengths, model.visual, adversarial=False, clip=True)
+        last: list[Tensor] = []  # images of the last step
         if compiled:
             model.visual.compile()
             model.text.compile(dynamic=True)
         path = out / f"{accelerator.process_index or ''}{BAD_SAMPLES_FILE}"
         # each once
         bad = dict.fromkeys(path.read_text(encoding="utf-8").splitlines() if path.exists() else [])
+
+        def penalised(images: Tensor, step: int) -> Step:
+            def features(images: Tensor) -> Tensor:
+                with autocast(accelerator.device, recipe.precision):
+                    return model.visual(images)
+
+            return Step(model.visual, images, images, images.new_zeros(len(images)).long(), features, recipe.seed, step)
+
+        def penalise(share: Share, step: int) -> None:
+            """Add the gradients of the penalties, the mean over the processes; accumulate adds those of the loss."""
+            last[:] = [share.images[share.valid].to(accelerator.device).to(model.logit_scale.dtype) / 255]
+            if len(last[0]):
+                warm = min(1.0, (step + 1) / steps)  # strengths rise over the first epoch
+                for penalty in penalties(penalised(last[0], step), strengths, warm):
+                    (penalty / world).backward()
 
         def note_bad(lines: Iterable[str]) -> None:
             known = len(bad)
@@ -94,13 +114,15 @@ def train_clip(
             unread = 0  # samples in a row, counted in whole shares
             process: dict[str, Any] = {"rank": accelerator.process_index, "world": world}
             batches = pairs.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, first=first, **process)
-            share_of = partial(prepare, recipe, model, places, epoch)
+            share_of, steps_on = partial(prepare, recipe, model, places, epoch), itertools.count(epoch * steps + first)
             for share, lines in in_threads(lambda one: (share_of(one), one.bad), batches, 2):
                 note_bad(lines)
                 unread = 0 if share.valid.any() else unread + len(share.valid)
                 if unread >= min(_PATIENCE, steps * places):
                     fault = f"none of the last {unread:,} samples could be read, training stopped"
                     raise UserError(f"{pairs.name}: {fault}; see {path}, and download the images again")
+                if strengths:
+                    penalise(share, next(steps_on))
                 with outputs_only():  # of the image tower's last block, only the class token is used
                     loss = accumulate(model, share, accelerator, recipe.loss, recipe.precision, part)
                 yield loss, share.size
@@ -112,6 +134,7 @@ def train_clip(
         def measure() -> dict[str, Any]:
             numbers = {"logit_scale": float(model.logit_scale.detach().exp()), "lambda": mean_lambdas(model)}
             numbers |= {"bad_samples": len(bad)} if bad else {}
+            numbers |= values(penalised(last[0], 0), strengths) if strengths and len(last[0]) else {}
             return numbers | (evaluate(model) if evaluate and accelerator.is_main_process else {})
 
         note_bad(getattr(pairs, "skipped", ()))

@@ -23,6 +23,7 @@ from antiphase.models import checkpoints
 from antiphase.processes import start_processes
 from antiphase.terminal import status_bar
 
+TIMES = ("images_per_second", "defence_time")  # in the log, other in each run
 STATE_FILE = "state.safetensors"
 METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU

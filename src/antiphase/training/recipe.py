@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class _Stored(Fields):
+class Stored(Fields):
     """Fields that are None are not stored, so that recipes of before they existed keep their identity."""
 
     @model_serializer(mode="wrap")
@@ -30,7 +30,7 @@ class _Stored(Fields):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
-class Recipe(_Stored):
+class Recipe(Stored):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
@@ -117,7 +117,7 @@ Kind = Literal["clip", "siglip", "slip_exact"]
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(_Stored):
+class ClipRecipe(Stored):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
     The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
@@ -143,6 +143,7 @@ class ClipRecipe(_Stored):
     crop: tuple[float, float] = (0.5, 1.0)
     captions: Literal["first", "any"] = "any"
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
+    defences: dict[str, float] | None = None  # strengths by name, of penalties on the image tower's maps
     precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
 
@@ -186,3 +187,11 @@ def clip_learning_rate(recipe: ClipRecipe, step: int, steps_per_epoch: int) -> f
     share = (step - warmup) / max(1, total - warmup)
     low, high = recipe.final_learning_rate, recipe.learning_rate
     return low + 0.5 * (high - low) * (1.0 + math.cos(math.pi * share))
+
+
+def half_cosine(step: int, steps: int, warmup: float) -> float:
+    """Return the share of the peak rate at a step (from 0): linear warm-up in a share of the steps, half a cosine."""
+    rising = warmup * steps
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1.0 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising)))

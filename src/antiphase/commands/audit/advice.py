@@ -16,8 +16,9 @@ _MOST_LOSS, _MOST_TIME = 0.01, 1.5
 
 
 def advice(models: Sequence[Mapping[str, Any]]) -> str:
-    """Return a paragraph on the first model with differential attention; empty if there is none, or nothing to say."""
-    model = next((model for model in models if model["attention"] == "differential"), None)
+    """Return a paragraph on the first differential model that was trained as usual; empty without one."""
+    plain = (one for one in models if one["attention"] == "differential" and not one.get("defended"))
+    model = next(plain, None)
     measured = json.loads(files("antiphase.commands.audit").joinpath("advice.json").read_text(encoding="utf-8"))
     helped = [one for one in measured if one["verdict"] == "holds" and one["accuracy"][0] >= -_MOST_LOSS]
     helped = [one for one in helped if one.get("times", 1.0) <= _MOST_TIME]

@@ -1,4 +1,4 @@
-"""Training of classifiers, CLIPs and vision-language models: ``antiphase train``, ``train-clip`` and ``train-vlm``."""
+"""Training: ``antiphase train`` of classifiers, ``train-clip``, ``train-vlm``, and ``finetune`` of a CLIP."""
 
 import os
 import re
@@ -56,7 +56,30 @@ def _from_mapping(value: Any) -> Any:
     return tuple(f"{name}={strength}" for name, strength in value.items()) if named else value
 
 
-class TrainOptions(TrainingOptions):
+class DefendedOptions(Options):
+    """What every training with defences has."""
+
+    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
+    """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
+
+    @property
+    def defences(self) -> dict[str, float]:
+        """The strengths of --defend by name."""
+        strengths: dict[str, float] = {}
+        for word in self.defend:
+            name, equals, strength = word.partition("=")
+            try:
+                strengths[name] = float(strength)
+            except ValueError:
+                equals = ""
+            if not equals:
+                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1")
+        if len(strengths) < len(self.defend):
+            raise UserError(f"defend {','.join(self.defend)}: expected each name once")
+        return strengths
+
+
+class TrainOptions(DefendedOptions, TrainingOptions):
     """Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
 
     A model of your own or of another library is trained as it comes, from the weights that it has; --out then takes
@@ -139,8 +162,6 @@ class TrainOptions(TrainingOptions):
     """Epochs over which ε rises from 0. If not given: 1."""
     replays: int | None = Field(None, ge=1)
     """Uses of each minibatch by free. If not given: 4."""
-    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
-    """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
     store: Literal["float32", "float16"] = "float32"
     """Number format of the stored weights."""
 
@@ -185,28 +206,12 @@ class TrainOptions(TrainingOptions):
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
 
     @property
-    def defences(self) -> dict[str, float]:
-        """The strengths of --defend by name."""
-        strengths: dict[str, float] = {}
-        for word in self.defend:
-            name, equals, strength = word.partition("=")
-            try:
-                strengths[name] = float(strength)
-            except ValueError:
-                equals = ""
-            if not equals:
-                raise UserError(f"defend {shown(word)}: expected NAME=STRENGTH, such as {next(iter(DEFENCES))}=1")
-        if len(strengths) < len(self.defend):
-            raise UserError(f"defend {','.join(self.defend)}: expected each name once")
-        return strengths
-
-    @property
     def adversary(self) -> dict[str, Any]:
         """The fields of the adversary that were given."""
         return {_ADVERSARY[name]: value for name, value in self.chosen(*_ADVERSARY).items()}
 
 
-class TrainClipOptions(PresetOptions):
+class TrainClipOptions(DefendedOptions, PresetOptions):
     """Train a CLIP or a DiffCLIP on images with captions, by DiffCLIP's recipe.
 
     The same command resumes a killed run, which ends with the weights of an uninterrupted one. Under
@@ -268,6 +273,10 @@ class TrainClipOptions(PresetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainClipOptions":
+        if self.defences:
+            from antiphase.training.defences import check_defences
+
+            check_defences(self.defences, None, adversarial=False, clip=True)
         given = [*self.chosen("variant", "lambda_init", "dim", "depth", "image_size"), *["init"] * self.typed("init")]
         if self.from_run is not None and given:
             raise UserError(f"{given[0]}: is that of {self.from_run}, which --from names; leave it out")
@@ -356,6 +365,40 @@ class TrainVlmOptions(PresetOptions):
             raise UserError(f"{option} {value}: {why.format(option)}")
 
 
+class FinetuneOptions(TrainingOptions):
+    """Fine-tune the image tower of a CLIP by FARE: a perturbed image keeps the embedding of the clean one.
+
+    No labels and no texts are used; the text tower stays as it is. The defaults are the authors' (Schlarmann et al.,
+    2024). The same command resumes a killed run. Under torchrun the processes share the batch.
+
+    **Examples**
+
+    antiphase finetune runs/diffclip --fare 2/255 --data openmoji --epochs 5 --out runs/diffclip-fare
+    antiphase finetune diffclip:DiffCLIP_ViT_B_CC12M --fare 4/255 --data imagenet --out runs/fare4
+    """
+
+    model: fields.OneModel
+    fare: fields.Number
+    """Largest change of a pixel, in units of the [0, 1] range; fractions such as 2/255 are accepted."""
+    data: str
+    """Source of images with a train split, such as imagenet, openmoji or folder:PATH; docs/data.md has all."""
+    epochs: int = Field(2, ge=1)
+    """Passes over the data."""
+    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
+    """Images per step, over all processes."""
+    steps: int = Field(10, ge=1)
+    """Steps of PGD for each image."""
+    learning_rate: float = 1e-5
+    """Peak learning rate."""
+    weight_decay: float = 1e-4
+    """Weight decay, applied to matrices only."""
+    warmup: float = Field(0.07, ge=0, le=1)
+    """Share of the steps with linear warm-up."""
+    store: Literal["float32", "float16"] = "float32"
+    """Number format of the stored weights."""
+
+
 _OPTIONS = {"train": TrainOptions, "train-clip": TrainClipOptions, "train-vlm": TrainVlmOptions}
+_OPTIONS |= {"finetune": FinetuneOptions}
 _RUN, _RESULT = "antiphase.commands.train.run:run", "antiphase.commands.train.run:TrainingResult"
 COMMANDS = {name: Command(name, options, _RUN, _RESULT) for name, options in _OPTIONS.items()}

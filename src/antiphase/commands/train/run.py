@@ -1,4 +1,4 @@
-"""What ``antiphase train``, ``train-clip`` and ``train-vlm`` do: load the data, train, record how; their result."""
+"""What ``antiphase train``, ``train-clip``, ``train-vlm`` and ``finetune`` do: load, train, record; their result."""
 
 import copy
 import math
@@ -30,6 +30,7 @@ from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import FOLDER, RESIZE, SQUARE, starting_model, with_new_head
+from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.registry import VITS
@@ -38,7 +39,7 @@ from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
 from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
-from antiphase.training.loop import check_trackers
+from antiphase.training.loop import TIMES, check_trackers
 from antiphase.training.recipe import TRAINING_PRESETS, ClipRecipe, Recipe, make_clip_recipe
 
 Metrics = list[dict[str, Any]]
@@ -50,7 +51,7 @@ def run(options: train.TrainingOptions, command: str = "") -> Metrics:
     began = time.monotonic()
     check_trackers(options.track)
     left_out: list[str] = []
-    kinds: Any = {"TrainOptions": _train_classifier, "TrainClipOptions": _train_clip}
+    kinds: Any = {"TrainOptions": _train_classifier, "TrainClipOptions": _train_clip, "FinetuneOptions": _finetune}
     metrics = kinds.get(type(options).__name__, _train_vlm)(options, left_out)
     if this_process().first:
         about = {"command": command, "options": options.record()}
@@ -63,7 +64,7 @@ def run(options: train.TrainingOptions, command: str = "") -> Metrics:
 def _of_recipe(options: train.TrainingOptions, recipe: type[BaseModel]) -> dict[str, Any]:
     """Return the fields that recipe and options both have, where they were given, and the precision."""
     shared = recipe.model_fields.keys() & type(options).model_fields.keys()
-    fields = options.chosen(*(shared - {"model", "stage", "adversarial"}))
+    fields = options.chosen(*(shared - {"model", "stage", "adversarial", "fare"}))
     if options.precision == "auto":
         fields["precision"] = fastest_precision(loading.find_device("auto"))
     return fields
@@ -158,6 +159,7 @@ def _train_clip(options: train.TrainClipOptions, left_out: list[str]) -> Metrics
     fields: dict[str, Any] = clip_sizes(preset, **options.chosen("dim", "depth", "image_size"))
     fields = options.chosen("init", "lambda_init", "variant") | fields
     about = {"fingerprint": pairs.fingerprint(), "model_fields": fields} | _of_recipe(options, ClipRecipe)
+    about |= {"defences": options.defences} if options.defences else {}
     recipe = make_clip_recipe(options.model, options.preset, **about)
 
     def evaluate(model: CLIP) -> dict[str, float]:
@@ -230,8 +232,24 @@ def _train_vlm(options: train.TrainVlmOptions, _: list[str]) -> Metrics:
     return train_vlm(recipe, vlm, data, options.out, sharded=options.shard, **_how(options))
 
 
+def _finetune(options: train.FinetuneOptions, left_out: list[str]) -> Metrics:
+    from antiphase.training.fare import ADVERSARY, FareRecipe, fine_tune
+
+    (model,) = loading.load_models([options.model], loading.find_device("auto"), seed=options.seed)
+    model = copy.deepcopy(model)  # one that was given stays as it is
+    if not isinstance(model, CLIP) or model.config is None:
+        raise UserError(f"{card_of(model).spec}: expected a CLIP of antiphase, such as a run of train-clip")
+    how = {"image_size": model.image_shape[1], "channels": 3, "progress": not options.quiet}
+    images = with_own_pixels(load_data(options.data, split="train", limit=options.limit, **how), [model])
+    left_out += images.left_out
+    fields = _of_recipe(options, FareRecipe) | {"data": images.name, "data_fingerprint": images.fingerprint()}
+    fields |= {"start": fingerprint(model), "fare": ADVERSARY | {"eps": options.fare, "steps": options.steps}}
+    recipe = FareRecipe(model=model.config, **fields)
+    return fine_tune(recipe, model, images, options.out, trackers=options.track, progress=not options.quiet)
+
+
 _METRICS = "metrics.jsonl"
-_NOT_DRAWN = ("epoch", "learning_rate", "images_per_second")
+_NOT_DRAWN = ("epoch", "learning_rate", *TIMES)
 
 
 class TrainingResult(Result):

@@ -77,6 +77,11 @@ class Attack(Measurement):
     def name(self) -> str:
         return self.attack if isinstance(self.attack, str) else self.attack.__name__
 
+    @property
+    def shipped_bits(self) -> int:
+        """Its numbers are distances, which are read only where an attack looks for the nearest adversarial image."""
+        return 24 if self.options().ensemble.minimal else 8
+
     def content(self) -> dict[str, str]:
         """Return what its data are, where they lie in a folder, and what its settings have come to mean."""
         means: dict[str, str] = {}

@@ -23,16 +23,14 @@ RECIPE = {"epochs": 10, "learning_rate": 2e-3, "warmup_epochs": 1}
 """Chosen by the accuracy on 5,000 training images that one DiffViT did not learn: 87.1 % after 8 epochs."""
 
 
-def larger(
-    sizes: RobustnessBench, series: str, seed: int, data: str, start: str, times: int = 2, called: str = ""
-) -> TrainVit:
+def larger(sizes: RobustnessBench, series: str, seed: int, data: str, start: str, times: int = 2) -> TrainVit:
     """Return the training of a model some times as wide; on the images of a laptop, with 49 patches in place of 16."""
     model = trained(sizes, series, seed, data, start)
     how = {
         "sizes": {**model.sizes, "dim": times * model.config().dim, "patch_size": 4},
         "recipe": {**model.recipe, **RECIPE},
     }
-    return replace(model, called=called or LARGER[series], **how)
+    return replace(model, called=LARGER[series] if times == 2 else f"{series}, {times} times as wide", **how)
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -77,10 +75,16 @@ LARGER_VITS = PAPER.study("larger-vits", cells, draw, checks, settings, by_data=
 
 
 def _each(profile: Profile) -> list[TrainVit]:
-    """Return the larger twins under the names that the studies of the paper give to theirs."""
+    """Return the larger twins of every seed, from both initial weights."""
     sizes = bench(profile)
     every = product(sizes.data, seeds_of(profile), STARTS, LARGER)
-    return [larger(sizes, series, seed, data, start, called=series) for data, seed, start, series in every]
+    return [larger(sizes, series, seed, data, start) for data, seed, start, series in every]
+
+
+def _as_twins(rows: RowsByTable) -> dict[str, pl.DataFrame]:
+    """Return rows whose models have the names that the studies of the paper give to theirs."""
+    series = pl.col("series").str.strip_prefix("larger ").str.split(", ").list.first()
+    return {table: frame.with_columns(series=series) for table, frame in rows.items()}
 
 
 def _attack_cells(profile: Profile) -> list[Cell]:
@@ -93,7 +97,7 @@ def _attack_cells(profile: Profile) -> list[Cell]:
 
 
 def _draw_attacks(rows: RowsByTable) -> Artefact:
-    attacks = rows["attack"]
+    attacks = _as_twins(rows)["attack"]
     strong, patches = (attacks.filter(attack=name) for name in ("autoattack", "patch"))
     rates = estimates(strong, ["data", "series", "eps"], ASR)
     listed = tables(rates, "ASR under AutoAttack, {data}", "larger-autoattack-{data}", "series", IN_255THS)
@@ -106,11 +110,11 @@ def _draw_attacks(rows: RowsByTable) -> Artefact:
 
 
 def _distances(rows: RowsByTable) -> pl.DataFrame:
-    return reaching({"attack": rows["attack"].filter(attack="carlini-wagner")})
+    return reaching({"attack": _as_twins(rows)["attack"].filter(attack="carlini-wagner")})
 
 
 def _attack_checks(rows: RowsByTable) -> Checks:
-    attacks = rows["attack"]
+    attacks = _as_twins(rows)["attack"]
     words = f"mean L2 distance({VIT}) − mean L2 distance({DIFFVIT})"
     return {
         "autoattack": on_average(attacks.filter(attack="autoattack"), DIFFVIT, than=VIT, eps=AT),
@@ -125,18 +129,20 @@ LARGER_ATTACKS = PAPER.study("larger-attacks", _attack_cells, _draw_attacks, _at
 def _layer_cells(profile: Profile) -> list[Cell]:
     sizes, made = bench(profile), list[Cell]()
     for model in _each(profile):
-        parts = ("alignment", "lipschitz", *(["depth"] if model.called == DIFFVIT else []))
+        parts = ("alignment", "lipschitz", *(["depth"] if model.called == LARGER[DIFFVIT] else []))
         made += [sizes.sense_of(model, part) for part in parts]
     return made
 
 
 def _layer_checks(rows: RowsByTable) -> Checks:
-    found = sensitivity_checks(rows)
+    found = sensitivity_checks(_as_twins(rows))
     del found["cancels-more-when-deep"]  # all have one layer
     return found
 
 
-LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, draw_sensitivity, _layer_checks, settings, by_data=True)
+LARGER_LAYERS = PAPER.study(
+    "larger-layers", _layer_cells, lambda rows: draw_sensitivity(_as_twins(rows)), _layer_checks, settings, by_data=True
+)
 
 TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop
 
@@ -145,13 +151,13 @@ def _width_cells(profile: Profile) -> list[Cell]:
     """Return PGD and accuracy of models of each width, uniform initial weights."""
     sizes, made = bench(profile), list[Cell]()
     for data, seed, times, series in product(sizes.data, seeds_of(profile), TIMES, LARGER):
-        model = larger(sizes, series, seed, data, "uniform", times, series)
+        model = larger(sizes, series, seed, data, "uniform", times)
         made += [sizes.attack(model), sizes.accuracy(model)]
     return made
 
 
 def _draw_widths(rows: RowsByTable) -> Artefact:
-    kind = pl.format("{}, width {}", "series", "dim")
+    rows, kind = _as_twins(rows), pl.format("{}, width {}", "series", "dim")
     rates = estimates(rows["attack"].with_columns(series=kind), ["data", "series", "eps"], ASR)
     listed = tables(rates, "ASR under PGD, {data}", "larger-width-{data}", "series", IN_255THS)
     clean = estimates(rows["accuracy"].with_columns(series=kind), ["series", "data"], CORRECT)
@@ -159,7 +165,7 @@ def _draw_widths(rows: RowsByTable) -> Artefact:
 
 
 def _width_checks(rows: RowsByTable) -> Checks:
-    attacks = rows["attack"]
+    attacks = _as_twins(rows)["attack"]
     widths = sorted(attacks["dim"].unique())
     words = f"fitted rise of ASR({DIFFVIT}) − ASR({VIT}) over log2 width, {widths[0]} to {widths[-1]}, mean over ε"
     rise = trend(gaps(attacks), "dim", {}, pl.col("value"), scale="log2")

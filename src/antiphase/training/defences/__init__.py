@@ -1,5 +1,14 @@
 """Defences: what ``antiphase train --defend NAME=STRENGTH`` adds to a classifier's training, one file each."""
 
-from antiphase.training.defences.defence import Defence, Step, check_defences, defended_loss, in_use, values
+from antiphase.training.defences.defence import (
+    Defence,
+    Step,
+    check_defences,
+    defended_loss,
+    in_use,
+    penalties,
+    share_of_time,
+    values,
+)
 
-__all__ = ["Defence", "Step", "check_defences", "defended_loss", "in_use", "values"]
+__all__ = ["Defence", "Step", "check_defences", "defended_loss", "in_use", "penalties", "share_of_time", "values"]

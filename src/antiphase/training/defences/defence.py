@@ -1,7 +1,8 @@
 """What a defence is, what a training step offers to it, and the loss with all that were chosen."""
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,12 +127,35 @@ def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0)
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
     whole = [warm * strengths[name] for name, one in chosen.items() if one.acts_on == "whole loss"]
     (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [_cross_entropy]
-    loss = term(step, *whole)
-    for name, one in chosen.items():
+    return sum(penalties(step, strengths, warm), term(step, *whole))
+
+
+def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Iterator[Tensor]:
+    """Yield what each defence adds to the loss at a step."""
+    for name, strength in strengths.items():
+        one: Defence = find(DEFENCES, name, "defence")
         times = EVERY if one.needs in _OF_MAPS else 1
-        if one.acts_on == "loss" and step.number % times == 0:
-            loss = loss + times * warm * strengths[name] * one.term(step)
-    return loss
+        if one.acts_on == "loss" and one.term is not None and step.number % times == 0:
+            yield times * warm * strength * one.term(step)
+
+
+def share_of_time(begin: Callable[[int], Step], strengths: Mapping[str, float]) -> float:
+    """Return the share of a step's time, for loss and gradient, that the defences take, in [0, 1].
+
+    ``begin`` returns the step of a number, on the same images. The time of the adversary, and of AWP's second pass, is
+    not in it.
+    """
+
+    def seconds(strengths: Mapping[str, float]) -> float:
+        began = time.process_time()
+        for number in range(2 * EVERY):
+            step = begin(number)
+            weights = [weight for weight in step.model.parameters() if weight.requires_grad]
+            torch.autograd.grad(defended_loss(step, strengths), weights, allow_unused=True)
+        return time.process_time() - began
+
+    without = seconds({})
+    return max(0.0, 1.0 - without / seconds(strengths))
 
 
 def values(step: Step, strengths: Mapping[str, float]) -> dict[str, float]:
@@ -144,8 +168,13 @@ def _cross_entropy(step: Step) -> Tensor:
     return F.cross_entropy(step.output, step.labels)
 
 
-def check_defences(strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool) -> None:
-    """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have."""
+def check_defences(
+    strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool, clip: bool = False
+) -> None:
+    """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have.
+
+    A CLIP's are penalties on the maps of its image tower, which ``model`` is then.
+    """
     chosen: dict[str, Defence] = {name: find(DEFENCES, name, "defence") for name in strengths}
     whole = [name for name, one in chosen.items() if one.acts_on == "whole loss"]
     if len(whole) > 1:
@@ -155,6 +184,9 @@ def check_defences(strengths: Mapping[str, float], model: nn.Module | None, adve
             bounded = one.below < math.inf
             most = f"at least 0, below {one.below:g}" if bounded else "a finite number of at least 0"
             raise UserError(f"defend {name}={strengths[name]:g}: expected {most}")
+        if clip and one.needs not in _OF_MAPS:
+            penalties = [key for key in DEFENCES if find(DEFENCES, key, "defence").needs in _OF_MAPS]
+            raise UserError(f"defend {name}: is of classifiers; expected one of {', '.join(penalties)}")
         if one.needs == "adversary" and not adversarial:
             fix = "give --adversarial too, such as 2/255"
             raise UserError(f"defend {name}: learns from perturbed images; {fix}")
