@@ -29,7 +29,11 @@ from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, se
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 PAPER = Paper("own", Path(__file__).parent)
-HELPFUL = ("fast", "trades", "input-gradient")  # of the study before: their claims hold, or nearly reached ViT
+HELPFUL = (
+    "fast",
+    "trades",
+    "input-gradient",
+)  # lowered DiffViT's ASR in the study defence; free, which did, is left out
 OF_V2 = (*HELPFUL, "map-jacobian")
 DEEP = 4
 SIGMA = 0.12  # the least of Cohen, Rosenfeld and Kolter's on CIFAR-10
@@ -89,7 +93,7 @@ DEFENCE_DEEP = PAPER.study("defence-deep", _deep_cells, _draw_deep, _deep_checks
 
 
 def _certified_cells(profile: Profile) -> list[Cell]:
-    """Return certified radii of the models of the study of defences, and transfer from the undefended DiffViT."""
+    """Return certified radii of the models of the study of defences, and PGD on them and on the undefended DiffViT."""
     sizes, made = bench(profile), list[Cell]()
     for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds_of(profile)):
         natural = _made(sizes, kind, "natural", seed, data)
@@ -99,7 +103,7 @@ def _certified_cells(profile: Profile) -> list[Cell]:
             made.append(Certified(model=model, data=data, limit=limit, sigma=SIGMA, samples=DRAWS))
             if kind == DIFFVIT and name != "natural":
                 shown = {"surrogate": natural, "eps": AT, "settings": dict(sizes.attacks.get("pgd", {}))}
-                made += [sizes.attack(model), Transfer(model=model, data=data, limit=sizes.images, **shown)]
+                made += [sizes.attack(model, (AT,)), Transfer(model=model, data=data, limit=sizes.images, **shown)]
     return made
 
 
@@ -108,8 +112,8 @@ _RADIUS = pl.when(pl.col("prediction") == pl.col("label")).then("radius").otherw
 
 
 def _both(rows: RowsByTable) -> pl.DataFrame:
-    """Return images that PGD made at 2/255: on the model itself, or on the undefended one."""
-    own = rows["attack"].filter((pl.col("eps") - AT).abs() < 1e-9).with_columns(made_on=pl.lit("itself"))
+    """Return images that one run of PGD made at 2/255: on the model itself, or on the undefended one."""
+    own = rows["attack"].with_columns(made_on=pl.lit("itself"))
     other = rows["transfer"].with_columns(made_on=pl.lit("undefended"))
     return pl.concat([own.select(set(own.columns) & set(other.columns)), other], how="diagonal")
 
