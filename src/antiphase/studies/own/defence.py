@@ -11,9 +11,9 @@ from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
 from antiphase.studies.figures import IN_255THS, Artefact, Panel, Table, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, VIT, seeds_of, trained
+from antiphase.studies.own.variants import DIFFVIT, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks, Paper
-from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
+from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
 from antiphase.studies.papers.robustness.layers import cosine
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
@@ -168,4 +168,4 @@ def gap_remains(rows: RowsByTable, kind: str, name: str) -> list[Check]:
     return on_average(evaluated(rows)[0], f"{kind}, {name}", than=f"{VIT}, {name}", eps=EPS)
 
 
-DEFENCE = PAPER.study("defence", cells, draw, checks, settings, by_data=True)
+DEFENCE = PAPER.study("defence", cells, draw, checks, shown_settings, by_data=True)

@@ -1,6 +1,7 @@
 """The defences that help, beyond DiffViTs of one layer: on ViT and V2, with four layers, certified, and by transfer."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from antiphase.studies.own.defence import (
     gap_remains,
     split_series,
 )
-from antiphase.studies.own.variants import DIFFVIT, V2, VIT, seeds_of
+from antiphase.studies.own.variants import DIFFVIT, V2, VIT, seeds_of, shown_settings
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness import success_rates
-from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
+from antiphase.studies.papers.robustness.bench import RobustnessBench, bench
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 PAPER = Paper("own", Path(__file__).parent)
@@ -67,7 +68,7 @@ def _alike_checks(rows: RowsByTable) -> Checks:
     return found | {f"{name}-gap-remains": gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
 
 
-DEFENCE_ALIKE = PAPER.study("defence-alike", _alike_cells, _draw_alike, _alike_checks, settings, by_data=True)
+DEFENCE_ALIKE = PAPER.study("defence-alike", _alike_cells, _draw_alike, _alike_checks, shown_settings, by_data=True)
 
 
 def _deep_cells(profile: Profile) -> list[Cell]:
@@ -89,7 +90,9 @@ def _deep_checks(rows: RowsByTable) -> Checks:
     return {**found, "fast-gap-remains": gap_remains(rows, DIFFVIT, "fast")}
 
 
-DEFENCE_DEEP = PAPER.study("defence-deep", _deep_cells, _draw_deep, _deep_checks, settings, by_data=True)
+DEFENCE_DEEP = PAPER.study(
+    "defence-deep", _deep_cells, _draw_deep, _deep_checks, partial(shown_settings, depth=DEEP), by_data=True
+)
 
 
 def _certified_cells(profile: Profile) -> list[Cell]:
@@ -141,5 +144,5 @@ def _certified_checks(rows: RowsByTable) -> Checks:
 
 
 DEFENCE_CERTIFIED = PAPER.study(
-    "defence-certified", _certified_cells, _draw_certified, _certified_checks, settings, by_data=True
+    "defence-certified", _certified_cells, _draw_certified, _certified_checks, shown_settings, by_data=True
 )

@@ -10,9 +10,9 @@ from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, higher, on_average
 from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, STARTS, VIT, seeds_of, trained
+from antiphase.studies.own.variants import DIFFVIT, STARTS, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks, Paper
-from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
+from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
 from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_checks
 from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, reaching
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -20,8 +20,8 @@ from antiphase.studies.spec import Cell, Profile, RowsByTable
 PAPER = Paper("own", Path(__file__).parent)
 LARGER = {VIT: "larger ViT", DIFFVIT: "larger DiffViT"}
 RECIPE = {"epochs": 10, "learning_rate": 2e-3, "warmup_epochs": 1}
-"""Chosen by the accuracy on 5,000 training images that one DiffViT did not learn, 87.1 % after 8 epochs at this rate; two
-epochs were added before any attack."""
+"""Chosen by the accuracy on 5,000 training images that one DiffViT did not learn: 87.1 % after 8 epochs at this
+rate. Two epochs were added, before any attack."""
 
 
 def larger(sizes: RobustnessBench, series: str, seed: int, data: str, start: str, times: int = 2) -> TrainVit:
@@ -32,6 +32,15 @@ def larger(sizes: RobustnessBench, series: str, seed: int, data: str, start: str
         "recipe": {**model.recipe, **RECIPE},
     }
     return replace(model, called=LARGER[series] if times == 2 else f"{series}, {times} times as wide", **how)
+
+
+def _settings(profile: Profile) -> dict[str, str]:
+    sizes, recipe = bench(profile), dict(RECIPE)
+    model = larger(sizes, VIT, 0, sizes.data[0], "uniform")
+    changed = {name: model.sizes[name] for name in ("dim", "patch_size")}
+    epochs = dict.fromkeys(sizes.data, recipe.pop("epochs"))
+    changes = {"sizes": {**sizes.sizes, **changed}, "recipe": {**sizes.recipe, **recipe}, "epochs": epochs}
+    return shown_settings(profile, **changes)
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -72,7 +81,14 @@ def checks(rows: RowsByTable) -> Checks:
     return {"larger-fragile": fragile, "larger-gap": [Check(words, grows)]}
 
 
-LARGER_VITS = PAPER.study("larger-vits", cells, draw, checks, settings, by_data=True)
+LARGER_VITS = PAPER.study(
+    "larger-vits",
+    cells,
+    draw,
+    checks,
+    lambda profile: _settings(profile) | {"smaller models": "those of Figure 2(a)"},
+    by_data=True,
+)
 
 
 def _each(profile: Profile) -> list[TrainVit]:
@@ -124,7 +140,7 @@ def _attack_checks(rows: RowsByTable) -> Checks:
     }
 
 
-LARGER_ATTACKS = PAPER.study("larger-attacks", _attack_cells, _draw_attacks, _attack_checks, settings, by_data=True)
+LARGER_ATTACKS = PAPER.study("larger-attacks", _attack_cells, _draw_attacks, _attack_checks, _settings, by_data=True)
 
 
 def _layer_cells(profile: Profile) -> list[Cell]:
@@ -141,9 +157,11 @@ def _layer_checks(rows: RowsByTable) -> Checks:
     return found
 
 
-LARGER_LAYERS = PAPER.study(
-    "larger-layers", _layer_cells, lambda rows: draw_sensitivity(_as_twins(rows)), _layer_checks, settings, by_data=True
-)
+def _draw_layers(rows: RowsByTable) -> Artefact:
+    return draw_sensitivity(_as_twins(rows))
+
+
+LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, _draw_layers, _layer_checks, _settings, by_data=True)
 
 TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop
 
@@ -174,4 +192,11 @@ def _width_checks(rows: RowsByTable) -> Checks:
     return {"fragile": fragile, "gap-grows-with-width": [Check(words, rise)]}
 
 
-LARGER_WIDTH = PAPER.study("larger-width", _width_cells, _draw_widths, _width_checks, settings, by_data=True)
+LARGER_WIDTH = PAPER.study(
+    "larger-width",
+    _width_cells,
+    _draw_widths,
+    _width_checks,
+    lambda profile: _settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
+    by_data=True,
+)

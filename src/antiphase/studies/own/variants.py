@@ -55,6 +55,12 @@ def seeds_of(profile: Profile) -> tuple[int, ...]:
     return profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
 
 
+def shown_settings(profile: Profile, depth: int = 1, **changes: Any) -> dict[str, str]:
+    """Return the settings of a study of eight seeds and one depth, as its page shows them."""
+    seeds = len(seeds_of(profile))
+    return settings(profile, depths=(depth,), seeds=seeds, deep_seeds=seeds, **changes)
+
+
 def cells(profile: Profile) -> list[Cell]:
     """Return PGD over ε, accuracy and margins of every model, and the gradients of the first seeds' maps."""
     sizes, made = bench(profile), list[Cell]()
@@ -126,4 +132,4 @@ def checks(rows: RowsByTable) -> Checks:
     return found | {"subtraction-alone-at-equal-margins": [Check(words, even)]}
 
 
-VARIANTS = PAPER.study("variants", cells, draw, checks, settings, by_data=True)
+VARIANTS = PAPER.study("variants", cells, draw, checks, shown_settings, by_data=True)

@@ -6,7 +6,7 @@ once, with attack seed 0, and averages over training seeds. Budgets are nested (
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -166,9 +166,9 @@ def measured(models: Sequence[TrainVit], *measures: Callable[[TrainVit], Cell]) 
     return [measure(model) for measure in measures for model in models]
 
 
-def settings(profile: Profile) -> dict[str, str]:
-    """Return the settings shown on the pages of ViTs."""
-    sizes = bench(profile)
+def settings(profile: Profile, **changes: Any) -> dict[str, str]:
+    """Return the settings shown on the pages of ViTs; ``changes`` are fields of the bench that a study changes."""
+    sizes = replace(bench(profile), **changes)
     models = [sizes.train("vit", 0, data, depth=depth) for data in sizes.data for depth in sizes.depths]
     seeds = [len(sizes.seeds_of(profile, depth)) for depth in (1, 4)]
     values = {"sense": sizes.sense_of(models[0], "lipschitz").options(), "seeds": seeds}
