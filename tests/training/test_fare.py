@@ -60,12 +60,12 @@ def test_a_step_follows_the_gradient_of_the_largest_distance_that_pgd_finds(tmp_
     def distance(network, x):
         return (network.encode_image(x) - original.encode_image(clean).detach()).square().sum(1)
 
-    # by hand, from the same point: three steps of ε/4, or 2ε/3 if that is more, along the sign of the gradient
+    # by hand, from the same point: three steps of 1/255 along the sign of the gradient
     x = random_point(clean, torch.full((12,), EPS), "linf", (0.0, 1.0), start_keys(0, 0, data.ids))
     for _ in range(3):
         x = x.detach().requires_grad_(True)
         (slope,) = torch.autograd.grad(distance(original, x).sum(), x)
-        x = (x.detach() + 2 * EPS / 3 * slope.sign()).clamp(clean - EPS, clean + EPS).clamp(0, 1)
+        x = (x.detach() + slope.sign() / 255).clamp(clean - EPS, clean + EPS).clamp(0, 1)
     mean = distance(original, x).mean()
     (expected,) = torch.autograd.grad(mean, original.image_projection)
     assert seen["loss"] == pytest.approx(float(mean.detach()), rel=1e-4)

@@ -27,12 +27,15 @@ from antiphase.training.adversarial import Adversary
 from antiphase.training.contrastive import at_least_float32
 from antiphase.training.recipe import Count, NonNegative, Positive, Seed, Stored, half_cosine
 
-ADVERSARY = {"steps": 10, "warmup_epochs": 0.0}
-"""Of the authors; their step of 1/255 is ours at ε = 4/255."""
+ADVERSARY = {"steps": 10, "step_size": 1 / 255, "warmup_epochs": 0.0}
+"""Of the authors, whose PGD has a momentum of 0.9 besides."""
 
 
 class FareRecipe(Stored):
-    """Hyperparameters of FARE; the defaults are the authors': AdamW, a warm-up of 7 % of the steps, half a cosine."""
+    """Hyperparameters of FARE; AdamW, a warm-up of 7 % of the steps, half a cosine, as the authors'.
+
+    They decay all weights; here, as in all trainings of this package, matrices alone.
+    """
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig

@@ -368,8 +368,8 @@ class TrainVlmOptions(PresetOptions):
 class FinetuneOptions(TrainingOptions):
     """Fine-tune the image tower of a CLIP by FARE: a perturbed image keeps the embedding of the clean one.
 
-    No labels and no texts are used; the text tower stays as it is. The defaults are the authors' (Schlarmann et al.,
-    2024). The same command resumes a killed run. Under torchrun the processes share the batch.
+    No labels and no texts are used; the text tower stays as it is. Steps and rates are those of the authors (Schlarmann
+    et al., 2024). The same command resumes a killed run. Under torchrun the processes share the batch.
 
     **Examples**
 
@@ -387,7 +387,7 @@ class FinetuneOptions(TrainingOptions):
     batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
     """Images per step, over all processes."""
     steps: int = Field(10, ge=1)
-    """Steps of PGD for each image."""
+    """Steps of PGD for each image, of 1/255."""
     learning_rate: float = 1e-5
     """Peak learning rate."""
     weight_decay: float = 1e-4
