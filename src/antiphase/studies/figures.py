@@ -18,6 +18,9 @@ ESTIMATES |= dict.fromkeys(("n", "seeds"), pl.Int64)
 BY_SEED = "by_seed"
 """Optional column of a panel's points: the list of the training seeds' means, drawn as thin lines or dots."""
 
+SIZE = "size"
+"""Optional column of a panel's points: how large a marker is, by its area; 1 is usual."""
+
 IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)  # budgets in words
 
 
@@ -109,7 +112,7 @@ def panels(
     """
     shown = []
     for words, chosen, block in _groups(estimates, title):
-        kept = [BY_SEED] if BY_SEED in block.columns else []
+        kept = [name for name in (BY_SEED, SIZE) if name in block.columns]
         place = (pl.col(x) if isinstance(x, str) else x).cast(pl.Float64)
         points, theirs = block.select("series", *ESTIMATES, *kept, x=place), None
         if paper is not None:

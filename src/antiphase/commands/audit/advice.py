@@ -15,17 +15,22 @@ from antiphase.report.words import points_interval
 _MOST_LOSS, _MOST_TIME = 0.01, 1.5
 
 
+def measured() -> list[dict[str, Any]]:
+    """Return for each defence the verdict of its claim, what it changed, and how many times as long training took."""
+    return json.loads(files("antiphase.commands.audit").joinpath("advice.json").read_text(encoding="utf-8"))
+
+
 def advice(models: Sequence[Mapping[str, Any]]) -> str:
     """Return a paragraph on the first differential model that was trained as usual; empty without one."""
     plain = (one for one in models if one["attention"] == "differential" and not one.get("defended"))
     model = next(plain, None)
-    measured = json.loads(files("antiphase.commands.audit").joinpath("advice.json").read_text(encoding="utf-8"))
-    helped = [one for one in measured if one["verdict"] == "holds" and one["accuracy"][0] >= -_MOST_LOSS]
+    found = measured()
+    helped = [one for one in found if one["verdict"] == "holds" and one["accuracy"][0] >= -_MOST_LOSS]
     helped = [one for one in helped if one.get("times", 1.0) <= _MOST_TIME]
     if model is None or not helped:
         return ""
     best = min(helped, key=lambda one: one["asr"][0])
-    absent = ", ".join(one["defence"] for one in measured if one["verdict"] == "absent")
+    absent = ", ".join(one["defence"] for one in found if one["verdict"] == "absent")
     layers, lambdas = len(model["lambda"]), ", ".join(f"{lam:.2f}" for lam in model["lambda"][:3])
     little = f"Too little to matter: {absent}. " if absent else ""
     return (

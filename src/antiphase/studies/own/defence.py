@@ -7,10 +7,11 @@ from typing import Any
 
 import polars as pl
 
+from antiphase.commands.audit.advice import measured
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
-from antiphase.studies.figures import IN_255THS, Artefact, Panel, Table, panels, tables
+from antiphase.studies.figures import IN_255THS, SIZE, Artefact, Panel, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
@@ -97,6 +98,8 @@ def draw_defences(rows: RowsByTable, name: str) -> tuple[list[Panel], list[Table
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
     at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
     placed = at.join(clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"])
+    times = {one["defence"]: one.get("times", 1.0) for one in measured()}
+    placed = placed.with_columns(pl.col("defence").replace_strict(times, default=1.0).alias(SIZE))
     labels = ("clean accuracy (%)", "robust accuracy, AutoAttack at 2/255")
     drawn = panels(placed.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
     listed = tables(clean, "Clean accuracy, {data}", f"{name}-accuracy-{{data}}", "defence", "model", index="defence")

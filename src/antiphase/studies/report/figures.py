@@ -22,7 +22,7 @@ from PIL import Image
 from antiphase.commands.look.run import paint
 from antiphase.report.figure import STYLE, as_svg, draw_radar, dress
 from antiphase.report.page import environment
-from antiphase.studies.figures import BY_SEED, Gallery, Panel, Picture, Plot
+from antiphase.studies.figures import BY_SEED, SIZE, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
 
 _PLAIN_STYLE: Any = STYLE | {"text.parse_math": False, "axes.titlesize": 9.5, "axes.titlelocation": "left"}
@@ -142,7 +142,8 @@ def _lines(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
         # a band over a single point has no width
         axes.vlines(x, low, high, color=style.color, lw=1.0, alpha=0.6)
         if len(points):
-            axes.plot(x, value, **style.line, label=name)
+            area = points[SIZE][0] if SIZE in points.columns else 1.0
+            axes.plot(x, value, **style.line | {"ms": style.line["ms"] * area**0.5}, label=name)
         if panel.paper is not None and len(theirs := panel.paper.filter(series=name).sort("x")):
             axes.plot(theirs["x"], theirs["value"], color=style.color, marker=style.marker, **_PAPER)
     places = positions(panel)
