@@ -50,14 +50,14 @@ def trained(sizes: RobustnessBench, series: str, seed: int, data: str, start: st
     return replace(sizes.train("vit" if series == VIT else "diffvit", seed, data, **how), called=series)
 
 
-def seeds_of(profile: Profile) -> tuple[int, ...]:
-    """Return eight training seeds under the laptop profile."""
-    return profile.seeds_or(SEEDS if profile.name == "laptop" else len(profile.seeds))
+def seeds_of(profile: Profile, count: int = SEEDS) -> tuple[int, ...]:
+    """Return the training seeds, as many as this under the laptop profile."""
+    return profile.seeds_or(count if profile.name == "laptop" else len(profile.seeds))
 
 
-def shown_settings(profile: Profile, depth: int = 1, **changes: Any) -> dict[str, str]:
-    """Return the settings of a study of eight seeds and one depth, as its page shows them."""
-    seeds = len(seeds_of(profile))
+def shown_settings(profile: Profile, depth: int = 1, count: int = SEEDS, **changes: Any) -> dict[str, str]:
+    """Return the settings of a study of so many seeds and one depth, as its page shows them."""
+    seeds = len(seeds_of(profile, count))
     return settings(profile, depths=(depth,), seeds=seeds, deep_seeds=seeds, **changes)
 
 
