@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from antiphase.studies.own import defence
+from antiphase.studies.own import defence, variants
 from antiphase.studies.papers.robustness.bench import bench, twins
 from antiphase.studies.spec import profile
 from antiphase.studies.store import identity
@@ -18,8 +18,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def test_natural_models_are_those_of_figure_2a():
     sizes, ours = bench(LAPTOP), {identity(cell) for cell in defence.cells(LAPTOP)}
-    shared = {identity(sizes.attack(model)) for model in twins(LAPTOP) if model.seed < defence.SEEDS}
-    assert len(shared) == 2 * defence.SEEDS
+    shared = {identity(sizes.attack(model)) for model in twins(LAPTOP) if model.seed < variants.SEEDS}
+    assert len(shared) == 2 * variants.SEEDS
     assert shared <= ours
 
 
