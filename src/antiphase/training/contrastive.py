@@ -92,7 +92,7 @@ def train_clip(
         def penalised(images: Tensor, step: int) -> Step:
             def features(images: Tensor) -> Tensor:
                 with autocast(accelerator.device, recipe.precision):
-                    return model.visual(images)
+                    return model.visual.forward(images)  # not compiled, since hooks look into it
 
             return Step(model.visual, images, images, images.new_zeros(len(images)).long(), features, recipe.seed, step)
 
