@@ -206,4 +206,7 @@ def slow_study(
     def few(profile: Profile) -> Profile:
         return replace(profile, seeds=profile.seeds_or(bench(profile).slow_seeds), asked=True)
 
-    return vit_study(name, lambda profile: cells(few(profile)), draw, checks, lambda profile: settings(few(profile)))
+    def shown(profile: Profile) -> Mapping[str, str]:
+        return settings(few(profile))
+
+    return vit_study(name, lambda profile: cells(few(profile)), draw, checks, settings=shown)
