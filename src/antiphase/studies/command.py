@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from polars import selectors
 from rich.table import Table
 
-from antiphase.commands.command import Answer, Command, Tabled
+from antiphase.commands.command import Answer, Tabled
 from antiphase.errors import UserError
+from antiphase.files import write_text
+from antiphase.report.table import OnConsole
 from antiphase.studies.options import (
     ClaimsOptions,
     ListOptions,
@@ -20,15 +24,18 @@ from antiphase.studies.options import (
     StatusOptions,
     StudyOptions,
 )
+from antiphase.studies.paper_settings import shown_settings, text_of
+from antiphase.studies.plan import describe, known_studies, make_plan, select
+from antiphase.studies.report.findings import replace_findings, write_findings
+from antiphase.studies.report.site import write_site
+from antiphase.studies.report.tables import all_sheets, claims_sheets, plain_claims
+from antiphase.studies.results import Result, chosen_rows, costs, pack_studies, reading, results_of, write_rows
+from antiphase.studies.run import run as run_studies
+from antiphase.studies.store import folder_name
 from antiphase.terminal import console, duration, say
-
-if TYPE_CHECKING:
-    from antiphase.studies.results import Result
 
 
 def _list(_: ListOptions, __: str) -> Answer:
-    from antiphase.studies.plan import known_studies
-
     rows = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
     _print_table(("name", "paper", "artefact", "what it shows"), rows)
     return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in rows]
@@ -44,11 +51,6 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 
 def _show(options: StudyOptions, _: str) -> Answer:
-    from antiphase.studies.paper_settings import shown_settings, text_of
-    from antiphase.studies.plan import describe, make_plan, select
-    from antiphase.studies.results import costs
-    from antiphase.studies.store import folder_name
-
     chosen, answer = select(options), []
     for one in chosen.studies:
         plan = make_plan(one.cells(chosen.profile), chosen.store)
@@ -71,14 +73,10 @@ def _show(options: StudyOptions, _: str) -> Answer:
 
 
 def _run(options: RunOptions, _: str) -> Answer:
-    from antiphase.studies.run import run as run_studies
-
     return run_studies(options, say, lambda line: say(line, err=True))
 
 
 def _status(options: StatusOptions, _: str) -> Answer:
-    from antiphase.studies.plan import make_plan, select
-
     chosen, answer, rows = select(options), [], []
     for study in chosen.studies:
         plan = make_plan(study.cells(chosen.profile), chosen.store)
@@ -95,10 +93,6 @@ def _status(options: StatusOptions, _: str) -> Answer:
 
 
 def _rows(options: RowsOptions, _: str) -> Answer:
-    from polars import selectors
-
-    from antiphase.studies.results import chosen_rows, write_rows
-
     tables = chosen_rows(options)
     if options.out is not None:
         (frame,) = tables.values()
@@ -112,10 +106,8 @@ def _rows(options: RowsOptions, _: str) -> Answer:
     return {key: json.loads(frame.drop(selectors.binary()).write_json()) for key, frame in tables.items()}
 
 
-def _results(options: Any) -> "list[Result]":
+def _results(options: Any) -> list[Result]:
     """Return what is known of some studies, of which at least one cell is finished."""
-    from antiphase.studies.results import reading, results_of
-
     options = reading(options)
     results = results_of(options)
     if not any(result.done for result in results):
@@ -125,17 +117,12 @@ def _results(options: Any) -> "list[Result]":
 
 
 def _claims(options: ClaimsOptions, _: str) -> Answer:
-    from antiphase.report.table import OnConsole
-    from antiphase.studies.report.tables import claims_sheets, plain_claims
-
     results = _results(options)
     console().print(*map(OnConsole, claims_sheets(results)))
     return [plain_claims(result) for result in results]
 
 
 def _pack(options: PackOptions, _: str) -> Answer:
-    from antiphase.studies.results import pack_studies
-
     counts = {}
     for name, count in pack_studies(options):
         say(f"{name}: {count} cells added to {options.to}")
@@ -144,10 +131,6 @@ def _pack(options: PackOptions, _: str) -> Answer:
 
 
 def _report(options: ReportOptions, _: str) -> Answer:
-    from antiphase.studies.report.findings import replace_findings, write_findings
-    from antiphase.studies.report.site import write_site
-    from antiphase.studies.report.tables import all_sheets
-
     results = _results(options)
     written = {"site": str(write_site(results, options.out))}
     if options.markdown is not None:
@@ -161,10 +144,6 @@ def _report(options: ReportOptions, _: str) -> Answer:
 
 
 def _new(options: NewOptions, _: str) -> Answer:
-    from importlib.resources import files
-
-    from antiphase.files import write_text
-
     path = Path(f"{options.name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")
@@ -173,15 +152,3 @@ def _new(options: NewOptions, _: str) -> Answer:
     write_text(path, text)
     say(path)
     return {"file": str(path)}
-
-
-_COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
-_COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
-COMMANDS = {
-    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report")
-    for name, options in _COMMANDS.items()
-}
-COMMANDS["study run"] = Command(
-    "study run", RunOptions, "antiphase.studies.command:_run", "antiphase.studies.report.site:StudyResult", False
-)
-"""The commands of the group ``study``."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from antiphase.commands.command import Command
 from antiphase.commands.options import BatchSize, Device, Directory, Options, Quiet, Track, Typed, Words
 from antiphase.errors import UserError, shown
 
@@ -217,3 +218,15 @@ class NewOptions(Options):
         if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name):
             raise UserError(f"name {self.name!r}: expected small letters, digits and '-', such as my-study")
         return self
+
+
+_COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
+_COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
+COMMANDS = {
+    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report")
+    for name, options in _COMMANDS.items()
+}
+COMMANDS["study run"] = Command(
+    "study run", RunOptions, "antiphase.studies.command:_run", "antiphase.studies.report.site:StudyResult", False
+)
+"""The commands of the group ``study``."""
