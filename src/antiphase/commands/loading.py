@@ -217,7 +217,6 @@ def _named(model: Any, modules: dict[str, nn.Module]) -> str:
 
 
 def _add_card(spec: str, model: nn.Module, images: ImageSet) -> None:
-
     name = spec.removeprefix(PREFIX)
     image = images.images([0]).to(device_of(model))
     with running(model, image, f"model {name}", f"an image of {images.name}"), torch.no_grad():

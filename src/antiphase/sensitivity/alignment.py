@@ -279,9 +279,7 @@ def cotangent_grams(model: nn.Module, images: Batch, keys: Probes) -> Iterator[t
 
 
 @validated
-def loss_grams(
-    model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[Layer, Gram]]:
+def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with the inner products, (batch, heads), at its tokens for v = ∂loss/∂(A1 − λ·A2).
 
     J1ᵀv and −λ·J2ᵀv are the parts of the loss gradient through the layer's maps, those that matter to an attacker.

@@ -3,9 +3,9 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from antiphase.commands.command import Command
 from antiphase.commands.options import BatchSize, Device, Directory, Options, Quiet, Track, Typed, Words
@@ -192,14 +192,12 @@ class ReportOptions(AnyStudyOptions):
     """Markdown file in which to replace the lines between `<!-- findings -->` and `<!-- /findings -->`; with
     --markdown."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ReportOptions":
+    def model_post_init(self, context: Any, /) -> None:
         for path in (self.markdown, self.readme):  # before the site is written
             if path is not None and path.exists() and not path.is_file():
                 raise UserError(f"{path}: is no file; expected the name of a Markdown file")
         if self.readme is not None and self.markdown is None:
             raise UserError("--readme shows the picture that --markdown writes: give --markdown, too")
-        return self
 
 
 class NewOptions(Options):
@@ -213,11 +211,9 @@ class NewOptions(Options):
     name: Annotated[str, Typed(argument=True, metavar="NAME")]
     """Name of the study; NAME.py is written to the current folder."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "NewOptions":
+    def model_post_init(self, context: Any, /) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name):
             raise UserError(f"name {self.name!r}: expected small letters, digits and '-', such as my-study")
-        return self
 
 
 _COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
