@@ -13,17 +13,7 @@ from antiphase.commands.command import Answer, Tabled
 from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.table import OnConsole
-from antiphase.studies.options import (
-    ClaimsOptions,
-    ListOptions,
-    NewOptions,
-    PackOptions,
-    ReportOptions,
-    RowsOptions,
-    RunOptions,
-    StatusOptions,
-    StudyOptions,
-)
+from antiphase.studies import options as kinds
 from antiphase.studies.paper_settings import shown_settings, text_of
 from antiphase.studies.plan import describe, known_studies, make_plan, select
 from antiphase.studies.report.findings import replace_findings, write_findings
@@ -35,7 +25,7 @@ from antiphase.studies.store import folder_name
 from antiphase.terminal import console, duration, say
 
 
-def _list(_: ListOptions, __: str) -> Answer:
+def _list(_: kinds.ListOptions, __: str) -> Answer:
     rows = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
     _print_table(("name", "paper", "artefact", "what it shows"), rows)
     return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in rows]
@@ -50,7 +40,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     console().print(table)
 
 
-def _show(options: StudyOptions, _: str) -> Answer:
+def _show(options: kinds.StudyOptions, _: str) -> Answer:
     chosen, answer = select(options), []
     for one in chosen.studies:
         plan = make_plan(one.cells(chosen.profile), chosen.store)
@@ -72,11 +62,11 @@ def _show(options: StudyOptions, _: str) -> Answer:
     return answer
 
 
-def _run(options: RunOptions, _: str) -> Answer:
+def _run(options: kinds.RunOptions, _: str) -> Answer:
     return run_studies(options, say, lambda line: say(line, err=True))
 
 
-def _status(options: StatusOptions, _: str) -> Answer:
+def _status(options: kinds.StatusOptions, _: str) -> Answer:
     chosen, answer, rows = select(options), [], []
     for study in chosen.studies:
         plan = make_plan(study.cells(chosen.profile), chosen.store)
@@ -92,7 +82,7 @@ def _status(options: StatusOptions, _: str) -> Answer:
     return answer
 
 
-def _rows(options: RowsOptions, _: str) -> Answer:
+def _rows(options: kinds.RowsOptions, _: str) -> Answer:
     tables = chosen_rows(options)
     if options.out is not None:
         (frame,) = tables.values()
@@ -116,13 +106,13 @@ def _results(options: Any) -> list[Result]:
     return results
 
 
-def _claims(options: ClaimsOptions, _: str) -> Answer:
+def _claims(options: kinds.ClaimsOptions, _: str) -> Answer:
     results = _results(options)
     console().print(*map(OnConsole, claims_sheets(results)))
     return [plain_claims(result) for result in results]
 
 
-def _pack(options: PackOptions, _: str) -> Answer:
+def _pack(options: kinds.PackOptions, _: str) -> Answer:
     counts = {}
     for name, count in pack_studies(options):
         say(f"{name}: {count} cells added to {options.to}")
@@ -130,7 +120,7 @@ def _pack(options: PackOptions, _: str) -> Answer:
     return {"to": str(options.to), "cells_added": counts}
 
 
-def _report(options: ReportOptions, _: str) -> Answer:
+def _report(options: kinds.ReportOptions, _: str) -> Answer:
     results = _results(options)
     written = {"site": str(write_site(results, options.out))}
     if options.markdown is not None:
@@ -143,7 +133,7 @@ def _report(options: ReportOptions, _: str) -> Answer:
     return Tabled(written, all_sheets(results))
 
 
-def _new(options: NewOptions, _: str) -> Answer:
+def _new(options: kinds.NewOptions, _: str) -> Answer:
     path = Path(f"{options.name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")
