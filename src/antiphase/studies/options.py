@@ -19,7 +19,8 @@ _KINDS = ("diffclip:", "open_clip:")
 
 def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     for at, spec in enumerate(specs):
-        if not (spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2]) or _is_run(spec)):
+        known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2])
+        if not (known or (Path(spec).expanduser() / "recipe.json").is_file()):
             raise UserError(
                 f"models {shown(spec)}: expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, "
                 f"diffclip:PATH, open_clip:NAME/TAG or {RELEASED}"
@@ -27,10 +28,6 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
         if spec in specs[:at]:
             raise UserError(f"models {shown(spec)}: given twice; give each model once")
     return specs
-
-
-def _is_run(spec: str) -> bool:
-    return (Path(spec).expanduser() / "recipe.json").is_file()
 
 
 _STUDIES = Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all.")
