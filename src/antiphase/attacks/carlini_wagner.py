@@ -80,8 +80,7 @@ def carlini_wagner(
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")
     run.setdefault("early_stop", math.isfinite(threat.eps))
-    if run.get("precision") in ("auto", "bf16"):  # its rounding moves the boundary (dev/low-precision.md)
-        run["precision"] = "float32"
+    run["precision"] = "float32"  # the rounding of others moves the boundary (dev/low-precision.md)
     search = _CarliniWagner(threat, steps, search_steps, targets, learning_rate, initial_const, confidence, abort_early)
     return run_search(model, images, labels, threat, search, run)
 

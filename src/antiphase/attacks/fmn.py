@@ -50,8 +50,7 @@ def fmn(
         **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
     """
     run.setdefault("early_stop", math.isfinite(threat.eps))
-    if run.get("precision") in ("auto", "bf16"):
-        run["precision"] = "float32"
+    run["precision"] = "float32"
     return run_search(model, images, labels, threat, _Fmn(threat, steps, step_size, gamma), run)
 
 

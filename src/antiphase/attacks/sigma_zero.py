@@ -53,8 +53,7 @@ def sigma_zero(
     """
     threat.require("σ-zero", "l0")
     run.setdefault("early_stop", math.isfinite(threat.eps))
-    if run.get("precision") in ("auto", "bf16"):
-        run["precision"] = "float32"
+    run["precision"] = "float32"
     return run_search(model, images, labels, threat, _SigmaZero(threat, steps, step_size, sigma, threshold), run)
 
 

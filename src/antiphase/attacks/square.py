@@ -90,8 +90,7 @@ def square(
     threat.require("Square", "linf", "l2", "l1")
     threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
-    if run.get("precision") in ("auto", "bf16"):
-        run["precision"] = "float32"
+    run["precision"] = "float32"
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
     return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
 

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from antiphase.commands.command import Command
 from antiphase.commands.options import Directory, OneModel, Options, RandomWeights, Seed, Typed
@@ -91,13 +91,11 @@ class ExportOptions(Options):
     public: bool = False
     """Make a new repository public."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ExportOptions":
+    def model_post_init(self, context: Any, /) -> None:
         if self.out is None and self.push is None:
             raise UserError("nowhere to write to: give --out DIRECTORY, --push USER/NAME, or both")
         if self.push is None and self.public:
             raise UserError("--public: is of a new repository; give --push USER/NAME or leave it out")
-        return self
 
 
 def answer_export(options: ExportOptions, _: str) -> dict[str, str]:

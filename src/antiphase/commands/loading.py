@@ -12,18 +12,24 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from antiphase.commands.options import Options
+from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError, first_line, shown
+from antiphase.models.card import ModelCard, attention_kind, is_own_code, square_of, with_card
+from antiphase.models.schemes.scheme import named_spec
+from antiphase.models.trained import code_of
+from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+from antiphase.models.zoo import load_model, named, scheme_of
+from antiphase.modules import device_of, differentiable, evaluating, running
 from antiphase.processes import this_process
+from antiphase.sensitivity.maps import attention_of
 from antiphase.terminal import say
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from antiphase.data import ImageSet
+from antiphase.vlm.answers import answers_questions
 
 PREFIX = "given:"
 _HELD: ContextVar[Mapping[str, Any]] = ContextVar("held")
@@ -41,21 +47,13 @@ def live_object(spec: Any) -> Any:
 
 def load_models(
     specs: Sequence[str],
-    place: "torch.device",
+    place: torch.device,
     random_weights: bool = False,
     answering: bool = False,
     seed: int = 0,
     resize: Literal["squash", "crop"] | None = None,
-) -> list["nn.Module"]:
+) -> list[nn.Module]:
     """Load models onto a device; refuse those that answer questions, unless ``answering``."""
-    from antiphase.models.card import square_of
-    from antiphase.models.schemes.scheme import named_spec
-    from antiphase.models.trained import code_of
-    from antiphase.models.zeroshot import is_dual_encoder
-    from antiphase.models.zoo import load_model, named, scheme_of
-    from antiphase.modules import differentiable
-    from antiphase.vlm.answers import answers_questions
-
     names = [spec.strip() for spec in specs]
     able = [(scheme := scheme_of(name)) is not None and scheme.random for name in names]
     if random_weights and not any(able):
@@ -88,12 +86,8 @@ def load_models(
     return loaded
 
 
-def with_kind_found(model: "nn.Module") -> "nn.Module":
+def with_kind_found(model: nn.Module) -> nn.Module:
     """Note in the card of a model of the user's own code the kind of attention and the λ that it is found to have."""
-    import torch
-
-    from antiphase.models.card import ModelCard, is_own_code, with_card
-
     card = getattr(model, "card", None)
     if not isinstance(card, ModelCard) or not is_own_code(model):
         return model
@@ -102,14 +96,8 @@ def with_kind_found(model: "nn.Module") -> "nn.Module":
     return model if kind is None else with_card(model, replace(card, attention=kind, lambdas=lambdas))
 
 
-def measured_attention(model: "nn.Module", images: "torch.Tensor") -> tuple[Any, tuple[float, ...]]:
+def measured_attention(model: nn.Module, images: torch.Tensor) -> tuple[Any, tuple[float, ...]]:
     """Return kind of attention and mean λ of each layer as found on images; None and none if the model fails."""
-    import torch
-
-    from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
-    from antiphase.modules import device_of
-    from antiphase.sensitivity.maps import attention_of
-
     call = as_dual_encoder(model).encode_image if is_dual_encoder(model) else None
     try:
         with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
@@ -120,15 +108,13 @@ def measured_attention(model: "nn.Module", images: "torch.Tensor") -> tuple[Any,
 
 def check_code(options: Options, allowed: bool, whose: str) -> None:
     """Refuse options of a file that run code, unless that was allowed with ``--run-code``."""
-    from antiphase.models.trained import code_of
-
     for value in options.model_dump(mode="json", exclude={"out"}).values():
         for word in value if isinstance(value, list) else [value]:
             if not allowed and code_of(str(word)):
                 raise UserError(f"{whose}: {str(word).strip()} runs code; read that code, then add --run-code")
 
 
-def check_compiler(place: "torch.device") -> None:
+def check_compiler(place: torch.device) -> None:
     """Refuse torch.compile on a CPU without the C++ compiler that it calls."""
     compiler = os.environ.get("CXX", "g++")
     if place.type == "cpu" and shutil.which(compiler) is None:
@@ -143,10 +129,8 @@ def check_twins(models: Sized, twins: Sized) -> None:
         raise UserError(f"against: {counts}; give one twin for each, in the models' order")
 
 
-def find_device(name: str) -> "torch.device":
+def find_device(name: str) -> torch.device:
     """Return the device of a name, which can be used; auto takes a GPU where there is one."""
-    import torch
-
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     try:
@@ -168,9 +152,6 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the
     mode they were in. It stays on its device unless ``device`` says otherwise.
     """
-    from antiphase.data import ImageSet, load_data
-    from antiphase.modules import device_of, evaluating
-
     text, held = dict(values), dict[str, Any]()
     for option in ("data", "held_out"):
         if not _is_text(data := values.get(option)):
@@ -222,10 +203,8 @@ def _is_text(value: Any) -> bool:
     return value is None or isinstance(value, str) or several
 
 
-def _named(model: Any, modules: "dict[str, nn.Module]") -> str:
+def _named(model: Any, modules: dict[str, nn.Module]) -> str:
     """Return the specification of a model; a module is added to the modules."""
-    from torch import nn
-
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
     kind = type(model).__name__
@@ -237,12 +216,7 @@ def _named(model: Any, modules: "dict[str, nn.Module]") -> str:
     return next(spec for spec in specs if modules.setdefault(spec, model) is model)
 
 
-def _add_card(spec: str, model: "nn.Module", images: "ImageSet") -> None:
-    import torch
-
-    from antiphase.models.card import ModelCard, attention_kind, with_card
-    from antiphase.modules import device_of, running
-
+def _add_card(spec: str, model: nn.Module, images: ImageSet) -> None:
     name = spec.removeprefix(PREFIX)
     image = images.images([0]).to(device_of(model))
     with running(model, image, f"model {name}", f"an image of {images.name}"), torch.no_grad():

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.command import Answer, Command
-from antiphase.commands.loading import check_code
 from antiphase.commands.options import Directory, Options, Quiet, Typed
 from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError, shown
@@ -45,6 +44,8 @@ class RerunOptions(Options):
 
 def answer(options: RerunOptions, typed: str) -> Answer:
     """Repeat the run, say file by file whether its numbers are equal, and return that."""
+    from antiphase.commands.loading import check_code
+
     run = f"run {shown(str(options.run))}"
     name, stored = recorded(options.run)
     name = "audit" if name == "quickstart" else name  # it stores the options of its audit

@@ -12,16 +12,8 @@ from torch import Tensor
 
 from antiphase.data.sources import EMOJI_SETS, MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
+from antiphase.statistics import intervals
 from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
-from antiphase.statistics.intervals import (
-    Estimate,
-    as_difference,
-    clipped,
-    jackknife,
-    mean_over_groups,
-    paired_difference,
-    proportion,
-)
 from antiphase.statistics.seeds_by_images import crossed_mean
 
 Numbers = Int64[Tensor, " n"]
@@ -101,7 +93,7 @@ def task_metrics(task: str, rows: pl.DataFrame, groups: Sequence[str] | None = N
 
 
 @dataclass(frozen=True)
-class MetricEstimate(Estimate):
+class MetricEstimate(intervals.Estimate):
     """A metric's mean over everything, with its interval over images, captions, pairs or episodes."""
 
     seed_sd: float | None  # standard deviation over the seeds of each seed's mean; None with one seed
@@ -120,17 +112,17 @@ def estimate(metric: Metric) -> MetricEstimate:
     seeds = values["seed"].n_unique()
     units = _over_seeds(values, metric)
     if bool(units["value"].is_in([0.0, 1.0]).all()) and not metric.by_group and not metric.clustered:
-        whole = proportion(int(units["value"].sum()), len(units))
+        whole = intervals.proportion(int(units["value"].sum()), len(units))
     else:
         whole = _mean(units, metric)
-        whole = clipped(whole, 0.0, 1.0) if np.isfinite(whole.high) else whole
+        whole = intervals.clipped(whole, 0.0, 1.0) if np.isfinite(whole.high) else whole
     of_seeds = [_mean(block, metric).value for _, block in values.group_by("seed", maintain_order=True)]
     seed_sd = float(np.std(of_seeds, ddof=1)) if seeds > 1 else None
     unit_sd = None if metric.seeds_alike or len(values) < 2 else float(values["value"].to_numpy().std(ddof=1))
     return MetricEstimate(**vars(whole), seed_sd=seed_sd, unit_sd=unit_sd, seeds=seeds)
 
 
-def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
+def difference(metric: Metric, twin: Metric) -> tuple[intervals.Estimate, float | None]:
     """Return how much higher a model's metric is than its twin's on the same units, with a 95 % interval and a p.
 
     Hits of one seed have Newcombe's interval for paired proportions and, if all units count alike, the exact McNemar
@@ -150,9 +142,9 @@ def difference(metric: Metric, twin: Metric) -> tuple[Estimate, float | None]:
     elif hits and even and not metric.clustered:
         p = mcnemar_exact(one, two)
     if hits and not metric.by_group and not metric.clustered:
-        return paired_difference(one, two), p
+        return intervals.paired_difference(one, two), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
-    return as_difference(_mean(_over_seeds(apart, metric), metric)), p
+    return intervals.as_difference(_mean(_over_seeds(apart, metric), metric)), p
 
 
 def summarise_tasks(
@@ -193,16 +185,16 @@ def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:
     return values.group_by("unit", maintain_order=True).agg(pl.first("group"), pl.mean("value"), *counted)
 
 
-def _mean(units: pl.DataFrame, metric: Metric) -> Estimate:
+def _mean(units: pl.DataFrame, metric: Metric) -> intervals.Estimate:
     values = units["value"].to_numpy()
     if metric.by_group:
-        return mean_over_groups(values, units["group"].to_numpy())
+        return intervals.mean_over_groups(values, units["group"].to_numpy())
     if metric.clustered:
         totals = units.group_by("group", maintain_order=True).agg(pl.sum("value"), pl.len().cast(pl.Float64))
         draws = (units.filter("counted") if "counted" in units.columns else units)["group"].n_unique()
-        whole = jackknife(totals.drop("group").to_numpy(), lambda means: means[..., 0] / means[..., 1])
+        whole = intervals.jackknife(totals.drop("group").to_numpy(), lambda means: means[..., 0] / means[..., 1])
     else:
-        draws, whole = len(values), jackknife(values[:, None], lambda means: means[..., 0])
+        draws, whole = len(values), intervals.jackknife(values[:, None], lambda means: means[..., 0])
     if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
         whole = crossed_mean(np.full((1, draws), whole.value))
-    return Estimate(whole.value, whole.low, whole.high, len(values))
+    return intervals.Estimate(whole.value, whole.low, whole.high, len(values))

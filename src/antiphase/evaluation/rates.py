@@ -13,15 +13,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError
+from antiphase.statistics import intervals
 from antiphase.statistics.decisions import decide, mcnemar_exact
-from antiphase.statistics.intervals import (
-    Estimate,
-    as_difference,
-    as_share,
-    mean_over_seeds,
-    paired_difference,
-    proportion,
-)
 
 _KINDS = {"s": pl.String, "i": pl.Int64, "f": pl.Float64, "b": pl.Boolean}
 
@@ -66,7 +59,7 @@ def clean_accuracy(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _proportions(counts: pl.DataFrame) -> pl.DataFrame:
-    numbers = [tuple(vars(proportion(*row)).values()) for row in counts.select("hits", "n").iter_rows()]
+    numbers = [tuple(vars(intervals.proportion(*row)).values()) for row in counts.select("hits", "n").iter_rows()]
     return counts.drop("hits", "n").hstack(pl.DataFrame(numbers, _ESTIMATE, orient="row"))
 
 
@@ -98,7 +91,7 @@ def compare(rows: pl.DataFrame, model: str, against: str) -> pl.DataFrame:
     results = []
     for key, cell in _ordered(pairs).group_by([*_CELL], maintain_order=True):
         broken = cell["success"].to_numpy(), cell["success_against"].to_numpy()
-        *apart, n = vars(paired_difference(*broken)).values()
+        *apart, n = vars(intervals.paired_difference(*broken)).values()
         results.append((model, against, *key, *apart, mcnemar_exact(*broken), n))
     return pl.DataFrame(results, COMPARISON_SCHEMA, orient="row")
 
@@ -112,7 +105,7 @@ def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
     for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
         numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
         p_values = block["p_value"].to_list() if single else None
-        signs = decide([Estimate(*row) for row in numbers], p_values, seeds=1 if single else numbers[0][3])
+        signs = decide([intervals.Estimate(*row) for row in numbers], p_values, seeds=1 if single else numbers[0][3])
         blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
     return pl.concat(blocks).sort("place").drop("place")
 
@@ -154,18 +147,18 @@ def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def over_seeds(
-    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[Estimate], Estimate]
+    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[intervals.Estimate], intervals.Estimate]
 ) -> pl.DataFrame:
     """Average a column over each group of at least two rows, one per seed, with Student's t, cut by ``within``."""
     groups = [(key, group[column]) for key, group in frame.group_by(keys, maintain_order=True) if len(group) > 1]
-    means = [(*key, *vars(within(mean_over_seeds(values.to_list()))).values()) for key, values in groups]
+    means = [(*key, *vars(within(intervals.mean_over_seeds(values.to_list()))).values()) for key, values in groups]
     return pl.DataFrame(means, {**frame.select(keys).schema, **_ESTIMATE}, orient="row")
 
 
 def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
     """Average each rate over the seeds of each family: ``family, attack, norm, eps, metric, value, low, high, n``."""
     named = results.with_columns(family=_family("model", families))
-    return over_seeds(named, ["family", *_CELL, "metric"], "value", as_share)
+    return over_seeds(named, ["family", *_CELL, "metric"], "value", intervals.as_share)
 
 
 def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
@@ -173,7 +166,7 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
     keys = ["family", "against_family", *_CELL]
     pairs = comparisons.with_columns(family=_family("model", families), against_family=_family("against", families))
     unshared = [pl.col(side).n_unique().over(keys) == pl.len().over(keys) for side in ("model", "against")]
-    return over_seeds(pairs.filter(*unshared), keys, "difference", as_difference)
+    return over_seeds(pairs.filter(*unshared), keys, "difference", intervals.as_difference)
 
 
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:

@@ -23,7 +23,6 @@ from antiphase.streams import normal
 AnyShape = Float[Tensor, "*shape"]
 Subtracted = AnyBranch | WeightedBranch
 Probes = Int64[Tensor, "batch probes"]
-Forward = Callable[..., Any] | None
 Gradient = Callable[[Subtracted], Tensor]
 
 
@@ -169,14 +168,14 @@ def _cotangents(maps: Tensor, keys: Tensor) -> Iterator[Tensor]:
 
 @validated
 def token_grams(
-    model: nn.Module, inputs: Inputs, keys: Probes, *, call: Forward = None, exact: bool = True
+    model: nn.Module, inputs: Inputs, keys: Probes, *, exact: bool = True
 ) -> Iterator[tuple[Layer, Gram, int]]:
     """Yield each layer, its inner products at its own tokens, and the number of probes.
 
     ``keys`` are the random streams of each sample and probe. ``exact``: take the closed form for layers with plain
     queries and keys, without probes and their axis.
     """
-    for layer in attention_layers(model, inputs, call=call):
+    for layer in attention_layers(model, inputs):
         with gradients(enabled=False):  # else parameters would keep an unused graph alive
             one, two = layer.positive, layer.subtracted
             if exact and isinstance(one, Branch) and one.plain and isinstance(two, Branch | None):
@@ -188,7 +187,7 @@ def token_grams(
 
 @validated
 def direction_grams(
-    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
+    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"]
 ) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
@@ -199,17 +198,17 @@ def direction_grams(
     def measure(layer: Layer) -> Gram:
         return _layer_gram(layer, lambda branch: branch.jvp(layer.tangent))  # pyright: ignore
 
-    for layer, grams in _along(model, images, directions, call, measure):
+    for layer, grams in _along(model, images, directions, measure):
         yield layer, Gram.stack(grams)
 
 
 def _along(
-    model: nn.Module, images: Tensor, directions: Tensor, call: Forward, measure: Callable[[Layer], Any]
+    model: nn.Module, images: Tensor, directions: Tensor, measure: Callable[[Layer], Any]
 ) -> Iterator[tuple[Layer, list[Any]]]:
     measured: dict[str, list[Any]] = {}
     layers: dict[str, Layer] = {}  # only those of the last pass: maps are large
     for u in directions:
-        for layer in attention_layers(model, images, call=call, tangent=u):
+        for layer in attention_layers(model, images, tangent=u):
             with gradients(enabled=False):
                 measured.setdefault(layer.name, []).append(measure(layer))
             layers[layer.name] = layer
@@ -237,7 +236,7 @@ class GradientTerms:
 
 @validated
 def gradient_terms(
-    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"], *, call: Forward = None
+    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"]
 ) -> Iterator[tuple[Layer, GradientTerms]]:
     """Yield each layer with the terms of its map's Jacobian at the pixels, unbiased with :func:`random_directions`."""
 
@@ -249,7 +248,7 @@ def gradient_terms(
         parts = one, whole - one - third, third
         return torch.stack([((term + 0 * whole) * whole).flatten(2).sum(-1) for term in parts])
 
-    for layer, terms in _along(model, images, directions, call, measure):
+    for layer, terms in _along(model, images, directions, measure):
         yield layer, GradientTerms(*torch.stack(terms, -1))
 
 
@@ -261,9 +260,7 @@ def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batc
 
 
 @validated
-def cotangent_grams(
-    model: nn.Module, images: Batch, keys: Probes, *, call: Forward = None
-) -> Iterator[tuple[Layer, Gram]]:
+def cotangent_grams(model: nn.Module, images: Batch, keys: Probes) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
 
     Their shape is (batch, heads, probes). Each layer, head, branch and probe costs a pass back through earlier layers.
@@ -274,7 +271,7 @@ def cotangent_grams(
         heads = branch.vjp(v).unbind(1)
         return torch.stack([torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads], 1)
 
-    for layer in attention_layers(model, images, call=call, graph=True):
+    for layer in attention_layers(model, images, graph=True):
         with gradients(enabled=False):
             probes = _cotangents(layer.positive.attention, keys)
             gram = Gram.stack([_layer_gram(layer, partial(pulled, layer=layer, v=v)) for v in probes])
@@ -282,16 +279,14 @@ def cotangent_grams(
 
 
 @validated
-def loss_grams(
-    model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor], *, call: Forward = None
-) -> Iterator[tuple[Layer, Gram]]:
+def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with the inner products, (batch, heads), at its tokens for v = ∂loss/∂(A1 − λ·A2).
 
     J1ᵀv and −λ·J2ᵀv are the parts of the loss gradient through the layer's maps, those that matter to an attacker.
     Exact; one forward and one backward pass. ``loss`` maps the model's output to a sum over the samples.
     """
     outputs: list[Tensor] = []
-    forward = call or default_call(model, inputs)
+    forward = default_call(model, inputs)
     with gradients(enabled=True):
         calls = record(model, leaf(inputs), call=lambda x: outputs.append(forward(x)), graph=True)
         slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)

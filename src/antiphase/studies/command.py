@@ -2,33 +2,30 @@
 
 import json
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from polars import selectors
 from rich.table import Table
 
-from antiphase.commands.command import Answer, Command, Tabled
+from antiphase.commands.command import Answer, Tabled
 from antiphase.errors import UserError
-from antiphase.studies.options import (
-    ClaimsOptions,
-    ListOptions,
-    NewOptions,
-    PackOptions,
-    ReportOptions,
-    RowsOptions,
-    RunOptions,
-    StatusOptions,
-    StudyOptions,
-)
+from antiphase.files import write_text
+from antiphase.report.table import OnConsole
+from antiphase.studies import options as kinds
+from antiphase.studies.paper_settings import shown_settings, text_of
+from antiphase.studies.plan import describe, known_studies, make_plan, select
+from antiphase.studies.report.findings import replace_findings, write_findings
+from antiphase.studies.report.site import write_site
+from antiphase.studies.report.tables import all_sheets, claims_sheets, plain_claims
+from antiphase.studies.results import Result, chosen_rows, costs, pack_studies, reading, results_of, write_rows
+from antiphase.studies.run import run as run_studies
+from antiphase.studies.store import folder_name
 from antiphase.terminal import console, duration, say
 
-if TYPE_CHECKING:
-    from antiphase.studies.results import Result
 
-
-def _list(_: ListOptions, __: str) -> Answer:
-    from antiphase.studies.plan import known_studies
-
+def _list(_: kinds.ListOptions, __: str) -> Answer:
     rows = [(one.name, one.paper, one.label, one.title) for one in known_studies().values()]
     _print_table(("name", "paper", "artefact", "what it shows"), rows)
     return [dict(zip(("study", "paper", "artefact", "title"), row, strict=True)) for row in rows]
@@ -43,12 +40,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     console().print(table)
 
 
-def _show(options: StudyOptions, _: str) -> Answer:
-    from antiphase.studies.paper_settings import shown_settings, text_of
-    from antiphase.studies.plan import describe, make_plan, select
-    from antiphase.studies.results import costs
-    from antiphase.studies.store import folder_name
-
+def _show(options: kinds.StudyOptions, _: str) -> Answer:
     chosen, answer = select(options), []
     for one in chosen.studies:
         plan = make_plan(one.cells(chosen.profile), chosen.store)
@@ -70,15 +62,11 @@ def _show(options: StudyOptions, _: str) -> Answer:
     return answer
 
 
-def _run(options: RunOptions, _: str) -> Answer:
-    from antiphase.studies.run import run as run_studies
-
+def _run(options: kinds.RunOptions, _: str) -> Answer:
     return run_studies(options, say, lambda line: say(line, err=True))
 
 
-def _status(options: StatusOptions, _: str) -> Answer:
-    from antiphase.studies.plan import make_plan, select
-
+def _status(options: kinds.StatusOptions, _: str) -> Answer:
     chosen, answer, rows = select(options), [], []
     for study in chosen.studies:
         plan = make_plan(study.cells(chosen.profile), chosen.store)
@@ -94,11 +82,7 @@ def _status(options: StatusOptions, _: str) -> Answer:
     return answer
 
 
-def _rows(options: RowsOptions, _: str) -> Answer:
-    from polars import selectors
-
-    from antiphase.studies.results import chosen_rows, write_rows
-
+def _rows(options: kinds.RowsOptions, _: str) -> Answer:
     tables = chosen_rows(options)
     if options.out is not None:
         (frame,) = tables.values()
@@ -112,10 +96,8 @@ def _rows(options: RowsOptions, _: str) -> Answer:
     return {key: json.loads(frame.drop(selectors.binary()).write_json()) for key, frame in tables.items()}
 
 
-def _results(options: Any) -> "list[Result]":
+def _results(options: Any) -> list[Result]:
     """Return what is known of some studies, of which at least one cell is finished."""
-    from antiphase.studies.results import reading, results_of
-
     options = reading(options)
     results = results_of(options)
     if not any(result.done for result in results):
@@ -124,18 +106,13 @@ def _results(options: Any) -> "list[Result]":
     return results
 
 
-def _claims(options: ClaimsOptions, _: str) -> Answer:
-    from antiphase.report.table import OnConsole
-    from antiphase.studies.report.tables import claims_sheets, plain_claims
-
+def _claims(options: kinds.ClaimsOptions, _: str) -> Answer:
     results = _results(options)
     console().print(*map(OnConsole, claims_sheets(results)))
     return [plain_claims(result) for result in results]
 
 
-def _pack(options: PackOptions, _: str) -> Answer:
-    from antiphase.studies.results import pack_studies
-
+def _pack(options: kinds.PackOptions, _: str) -> Answer:
     counts = {}
     for name, count in pack_studies(options):
         say(f"{name}: {count} cells added to {options.to}")
@@ -143,11 +120,7 @@ def _pack(options: PackOptions, _: str) -> Answer:
     return {"to": str(options.to), "cells_added": counts}
 
 
-def _report(options: ReportOptions, _: str) -> Answer:
-    from antiphase.studies.report.findings import replace_findings, write_findings
-    from antiphase.studies.report.site import write_site
-    from antiphase.studies.report.tables import all_sheets
-
+def _report(options: kinds.ReportOptions, _: str) -> Answer:
     results = _results(options)
     written = {"site": str(write_site(results, options.out))}
     if options.markdown is not None:
@@ -160,11 +133,7 @@ def _report(options: ReportOptions, _: str) -> Answer:
     return Tabled(written, all_sheets(results))
 
 
-def _new(options: NewOptions, _: str) -> Answer:
-    from importlib.resources import files
-
-    from antiphase.files import write_text
-
+def _new(options: kinds.NewOptions, _: str) -> Answer:
     path = Path(f"{options.name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")
@@ -173,15 +142,3 @@ def _new(options: NewOptions, _: str) -> Answer:
     write_text(path, text)
     say(path)
     return {"file": str(path)}
-
-
-_COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
-_COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
-COMMANDS = {
-    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report")
-    for name, options in _COMMANDS.items()
-}
-COMMANDS["study run"] = Command(
-    "study run", RunOptions, "antiphase.studies.command:_run", "antiphase.studies.report.site:StudyResult", False
-)
-"""The commands of the group ``study``."""

@@ -3,10 +3,11 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
+from antiphase.commands.command import Command
 from antiphase.commands.options import BatchSize, Device, Directory, Options, Quiet, Track, Typed, Words
 from antiphase.errors import UserError, shown
 
@@ -18,7 +19,8 @@ _KINDS = ("diffclip:", "open_clip:")
 
 def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     for at, spec in enumerate(specs):
-        if not (spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2]) or _is_run(spec)):
+        known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2])
+        if not (known or (Path(spec).expanduser() / "recipe.json").is_file()):
             raise UserError(
                 f"models {shown(spec)}: expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, "
                 f"diffclip:PATH, open_clip:NAME/TAG or {RELEASED}"
@@ -26,10 +28,6 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
         if spec in specs[:at]:
             raise UserError(f"models {shown(spec)}: given twice; give each model once")
     return specs
-
-
-def _is_run(spec: str) -> bool:
-    return (Path(spec).expanduser() / "recipe.json").is_file()
 
 
 _STUDIES = Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all.")
@@ -191,14 +189,12 @@ class ReportOptions(AnyStudyOptions):
     """Markdown file in which to replace the lines between `<!-- findings -->` and `<!-- /findings -->`; with
     --markdown."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ReportOptions":
+    def model_post_init(self, context: Any, /) -> None:
         for path in (self.markdown, self.readme):  # before the site is written
             if path is not None and path.exists() and not path.is_file():
                 raise UserError(f"{path}: is no file; expected the name of a Markdown file")
         if self.readme is not None and self.markdown is None:
             raise UserError("--readme shows the picture that --markdown writes: give --markdown, too")
-        return self
 
 
 class NewOptions(Options):
@@ -212,8 +208,18 @@ class NewOptions(Options):
     name: Annotated[str, Typed(argument=True, metavar="NAME")]
     """Name of the study; NAME.py is written to the current folder."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "NewOptions":
+    def model_post_init(self, context: Any, /) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", self.name):
             raise UserError(f"name {self.name!r}: expected small letters, digits and '-', such as my-study")
-        return self
+
+
+_COMMANDS = {"list": ListOptions, "show": StudyOptions, "status": StatusOptions, "rows": RowsOptions}
+_COMMANDS |= {"claims": ClaimsOptions, "pack": PackOptions, "report": ReportOptions, "new": NewOptions}
+COMMANDS = {
+    f"study {name}": Command(f"study {name}", options, f"antiphase.studies.command:_{name}", tabled=name == "report")
+    for name, options in _COMMANDS.items()
+}
+COMMANDS["study run"] = Command(
+    "study run", RunOptions, "antiphase.studies.command:_run", "antiphase.studies.report.site:StudyResult", False
+)
+"""The commands of the group ``study``."""

@@ -93,7 +93,9 @@ def _begin(
         raise UserError("the model: expected a module with weights that can be trained")
     check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
     strengths, times = in_use(recipe.defences or {}), list[float]()
-    own = make_optimizer([*bare.parameters()], recipe)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    groups = loop.decayed([*bare.parameters()], recipe.weight_decay, (2, 4))  # matrices and convolutions
+    own = kind(groups, lr=recipe.learning_rate, fused=True)
     if "ema" in strengths:
         keep_average(own, strengths["ema"])
     model, optimizer = accelerator.prepare(bare, own)
@@ -214,10 +216,3 @@ def accuracy(
         for _, images, labels in data.batches(batch_size):
             correct += int((model(images.to(device)).argmax(1).cpu() == labels).sum())
     return correct / len(data)
-
-
-def make_optimizer(parameters: Sequence[Tensor], recipe: Recipe) -> torch.optim.Optimizer:
-    """Return Adam or AdamW, with weight decay on parameters of 2 or 4 axes: matrices and convolutions."""
-    groups = loop.decayed(parameters, recipe.weight_decay, (2, 4))
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.learning_rate, fused=True)

@@ -224,7 +224,9 @@ def _run(
                     means: Any = accelerator.reduce(torch.stack(losses).double(), "mean")  # of processes
                     # one by one, so that the sum does not depend on how often losses are read
                     standing.loss_sum = sum(means.tolist(), standing.loss_sum)
-                    _check_loss(standing.loss_sum, standing.step, len(losses))
+                    if not math.isfinite(standing.loss_sum):
+                        when = f"in the {len(losses)} steps before step {standing.step}"
+                        raise UserError(f"the loss became {standing.loss_sum} {when}: {_DIVERGED}")
                     losses.clear()
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
@@ -262,11 +264,6 @@ def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tup
     loss_and_images = next(gradients)
     task.optimizer.step()
     return loss_and_images
-
-
-def _check_loss(loss: float, step: int, steps: int) -> None:
-    if not math.isfinite(loss):
-        raise UserError(f"the loss became {loss} in the {steps} steps before step {step}: {_DIVERGED}")
 
 
 def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerator | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
@@ -160,8 +160,7 @@ class AuditOptions(Measurement):
     suffix: fields.Suffix = ""
     batch_size: fields.BatchSize = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
         for eps in self.eps:
             if not 0 < eps < math.inf:
                 raise UserError(f"eps {eps_label(eps)}: expected a positive number, in units of the [0, 1] pixel range")
@@ -177,7 +176,6 @@ class AuditOptions(Measurement):
         for name in names + ["objective"] * (self.objective == "cosine") if self.questions else ():
             why = f"is not for questions such as {self.data}; leave out --{name.replace('_', '-')}"
             raise UserError(f"{name} {getattr(self, name)}: {why}")
-        return self
 
     @property
     def _usual(self) -> bool:

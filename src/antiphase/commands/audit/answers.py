@@ -19,17 +19,7 @@ import polars as pl
 import torch
 
 from antiphase.commands.audit import AuditOptions
-from antiphase.commands.audit.run import (
-    KeptImages,
-    attack_settings,
-    attacks_of,
-    combined,
-    draw_gallery,
-    keep_some,
-    measure,
-    say_time,
-    with_images,
-)
+from antiphase.commands.audit import run as audit
 from antiphase.commands.evaluate.run import load_source
 from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
@@ -75,12 +65,12 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     asked = {name: asked_images(pope, model.square) for name, model in models.items()}
     first = asked[lineup.names[0]]
     absent = (first.labels == 0).nonzero().flatten().tolist()
-    kept = keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else ())
-    attacked = list(attacks_of(lineup, options))
+    kept = audit.keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else ())
+    attacked = list(audit.attacks_of(lineup, options))
     works = ((name, YesNo(models[name], asked[name].questions), _by_few(one), asked[name]) for name, _, one in attacked)
-    say_time(works, out, context=lambda data: data.which)
+    audit.say_time(works, out, context=lambda data: data.which)
     measured = [(name, *attack_answers(name, model, pope, one, out, kept)) for name, model, one in attacked]
-    rows, warnings = combined(measured, options)
+    rows, warnings = audit.combined(measured, options)
     if files := getattr(pope.pictures, "files", None):
         named = pl.DataFrame({"image": pope.pictures.ids.numpy(), "file": list(map(printable, files))})
         rows = rows.join(named, on="image", maintain_order="left")
@@ -92,9 +82,9 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
         names = lineup.pairs[0] if lineup.twins else lineup.names
         # pictures can be shared by models that see the same pixels
         shown = {name: models[name] for name in names if asked[name].square == asked[names[0]].square}
-        pictures = with_images(rows, list(shown), (options.worst_case or options.names)[0], kept)
+        pictures = audit.with_images(rows, list(shown), (options.worst_case or options.names)[0], kept)
         _write_gallery(pictures, shown, asked[names[0]], kept.eps, out)
-    settings = attack_settings(options) | {"attacked label": "the answer without an attack"}
+    settings = audit.attack_settings(options) | {"attacked label": "the answer without an attack"}
     settings |= {"objective": "cross-entropy between no and yes as the first token"}
     warnings = doubts_about(lineup.models, lineup.twins) + warnings
     stored = options.model_copy(update={"sense_limit": 0})  # nothing is measured but the answers
@@ -104,12 +94,12 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
 
 
 def attack_answers(
-    name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path, kept: KeptImages | None = None
+    name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path, kept: audit.KeptImages | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA`` and the warnings."""
     asked = asked_images(pope, model.square)
     yes_no, few = YesNo(model, asked.questions), _by_few(options)
-    rows, warnings = measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
+    rows, warnings = audit.measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
     about = {"sample": asked.ids.numpy(), "samplings": list(map(list, asked.samplings))}
     about |= {"image": pope.pictures.ids[asked.places].numpy(), "question": asked.asked()}
     frame = pl.DataFrame(about, schema_overrides={"samplings": pl.List(pl.String)})
@@ -129,7 +119,7 @@ def gallery_samples(rows: pl.DataFrame) -> list[int]:
 
 
 def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path) -> None:
-    gallery = draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
+    gallery = audit.draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
     if gallery is None:
         (out / "gallery.safetensors").unlink(missing_ok=True)  # of an earlier run

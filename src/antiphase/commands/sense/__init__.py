@@ -1,9 +1,9 @@
 """How sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
@@ -61,8 +61,7 @@ class SenseOptions(Measurement):
     out: fields.Out = Path("antiphase-sense")
     batch_size: fields.BatchSize = None
 
-    @model_validator(mode="after")
-    def _check(self) -> "SenseOptions":
+    def model_post_init(self, context: Any, /) -> None:
         for eps in self.eps:
             if not 0 < eps <= 1:
                 expected = "expected numbers above 0 and at most 1, in units of the [0, 1] pixel range"
@@ -73,7 +72,6 @@ class SenseOptions(Measurement):
                 option = name.replace("_", "-")
                 fix = f"add it to --parts or leave --{option} out"
                 raise UserError(f"--{option}: is of {' and '.join(parts)} alone; {fix}")
-        return self
 
 
 COMMAND = Command("sense", SenseOptions, f"{__name__}.run:run", f"{__name__}.result:SenseResult")

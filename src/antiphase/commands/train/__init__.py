@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
@@ -165,8 +165,7 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     store: Literal["float32", "float16"] = "float32"
     """Number format of the stored weights."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "TrainOptions":
+    def model_post_init(self, context: Any, /) -> None:
         if self.model not in VITS:
             self._check_other()
         elif self.random_weights or self.new_head:
@@ -187,7 +186,6 @@ class TrainOptions(DefendedOptions, TrainingOptions):
             from antiphase.training.defences import check_defences
 
             check_defences(self.defences, None, self.adversarial is not None)
-        return self
 
     def _check_other(self) -> None:
         if self.model in CLIPS:
@@ -271,8 +269,7 @@ class TrainClipOptions(DefendedOptions, PresetOptions):
     compile: bool = False
     """Run the towers under torch.compile."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "TrainClipOptions":
+    def model_post_init(self, context: Any, /) -> None:
         if self.defences:
             from antiphase.training.defences import check_defences
 
@@ -289,7 +286,6 @@ class TrainClipOptions(DefendedOptions, PresetOptions):
             if self.lambda_init is not None and schedule != "constant":
                 why = f"a {self.model} has {'no λ' if schedule is None else 'λ_init by depth'}"
                 raise UserError(f"lambda_init {self.lambda_init:g}: {why}; leave out --lambda-init or train a diffclip")
-        return self
 
 
 class TrainVlmOptions(PresetOptions):
@@ -347,8 +343,7 @@ class TrainVlmOptions(PresetOptions):
     """Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a language model that
     does not fit one device. Implies --checkpointing."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "TrainVlmOptions":
+    def model_post_init(self, context: Any, /) -> None:
         if self.pretrained is not None:
             self._refuse(_OF_STAGE_1, "--pretrained has one; leave out --{}")
             if self.stage == "1":
@@ -357,7 +352,6 @@ class TrainVlmOptions(PresetOptions):
             raise UserError("tower: is missing; expected --tower, or --pretrained with stage 1's directory")
         if self.stage == "1":
             self._refuse(("text_first", "lora"), "is of stage 2; leave out --{}, or use --stage 2")
-        return self
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name, value in self.chosen(*names).items():

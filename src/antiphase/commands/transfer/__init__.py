@@ -1,9 +1,9 @@
 """``antiphase transfer``: the adversarial images of each model, shown to every other."""
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.audit import AttackNames, AuditOptions, Eps
@@ -31,14 +31,13 @@ class TransferOptions(AuditOptions):
     sense_limit: int = Field(0, ge=0)
     out: fields.Out = Path("antiphase-transfer")
 
-    @model_validator(mode="after")
-    def _check_transfer(self) -> Self:
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
         if self.questions:
             raise UserError(f"data {self.data}: are questions; expected images with classes")
         if len(self.names) > 1 or self.ensemble.minimal:
             why = "are several attacks" if len(self.names) > 1 else "stops at the nearest adversarial image"
             raise UserError(f"attack {self.attack}: {why}; expected one such as pgd, apgd-ce or square")
-        return self
 
 
 COMMAND = Command("transfer", TransferOptions, f"{__name__}.run:run", f"{__name__}.run:TransferResult")

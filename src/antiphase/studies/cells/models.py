@@ -13,17 +13,8 @@ from antiphase.commands.lineup import check_fit
 from antiphase.commands.loading import with_kind_found
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
+from antiphase.models import card as model_card
 from antiphase.models import checkpoints
-from antiphase.models.card import (
-    AttentionKind,
-    ModelCard,
-    attention_kind,
-    card_of,
-    settle_size,
-    size_for,
-    with_card,
-    with_own_pixels,
-)
 from antiphase.models.class_names import in_model_order
 from antiphase.models.schemes.diffclip import RELEASED_FILE
 from antiphase.models.schemes.python_code import code_content
@@ -98,10 +89,10 @@ class Own(_Made):
     build: Callable[[int], nn.Module]
     image_shape: tuple[int, int, int]
     num_classes: int
-    attention: AttentionKind | None = None
+    attention: model_card.AttentionKind | None = None
 
     def __post_init__(self) -> None:
-        kinds = get_args(AttentionKind)
+        kinds = get_args(model_card.AttentionKind)
         if self.attention not in (None, *kinds):
             raise UserError(f"attention {self.attention!r}: expected one of {', '.join(kinds)}")
 
@@ -111,8 +102,10 @@ class Own(_Made):
 
     def load(self, lab: Lab) -> nn.Module:
         model = self.build(self.seed)
-        kind = self.attention or attention_kind(model)
-        with_card(model, ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes))
+        kind = self.attention or model_card.attention_kind(model)
+        model_card.with_card(
+            model, model_card.ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
+        )
         return model if self.attention else with_kind_found(model)
 
 
@@ -187,16 +180,16 @@ class Measurement(Cell):
     ) -> tuple[nn.Module, ImageSet]:
         """Return a classifier on the lab's device, and its images with the preprocessing of the model."""
         loaded = lab.model(self.model)
-        size, channels = size_for([loaded])
+        size, channels = model_card.size_for([loaded])
         fit: dict[str, Any] = {"image_size": image_size or size, "channels": channels}
         if self.data == "random":  # has no classes of its own
-            fit["num_classes"] = card_of(loaded).num_classes
+            fit["num_classes"] = model_card.card_of(loaded).num_classes
         images = lab.images(self.data, self.split, limit, **fit)
-        settle_size([loaded], images.image_shape)
-        images = with_own_pixels(images, [loaded])
+        model_card.settle_size([loaded], images.image_shape)
+        images = model_card.with_own_pixels(images, [loaded])
         classifier = bound(loaded, images, prompt)
-        images, _ = in_model_order([card_of(classifier)], images)
-        check_fit(card_of(classifier), images)
+        images, _ = in_model_order([model_card.card_of(classifier)], images)
+        check_fit(model_card.card_of(classifier), images)
         return classifier, images
 
 

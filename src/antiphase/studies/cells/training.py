@@ -22,14 +22,7 @@ from antiphase.models.transformer import AttentionSpec, attention_named, attenti
 from antiphase.models.vit import PRESETS as VIT_PRESETS
 from antiphase.models.vit import VitConfig, build_vision, configure
 from antiphase.models.zoo import load_model
-from antiphase.sensitivity.interventions import (
-    Branch,
-    mean_negatives,
-    replace_negative,
-    scale_lambda,
-    stop_gradient,
-    uniform_like,
-)
+from antiphase.sensitivity import interventions
 from antiphase.studies.cells.models import aside, image_content
 from antiphase.studies.spec import Cell, Lab
 from antiphase.terminal import eps_label
@@ -262,7 +255,7 @@ class Variant:
     series: str = aside("")
     lam: float = 1.0  # factor of λ
     negative: Literal["own", "mean", "uniform"] = "own"  # A2: as trained, its mean, or uniform
-    stopped: tuple[Branch, ...] = ()  # maps without a gradient for the attacker; verdicts are as trained
+    stopped: tuple[interventions.Branch, ...] = ()  # maps without a gradient for the attacker; verdicts are as trained
 
     def __post_init__(self) -> None:
         if self.negative not in ("own", "mean", "uniform"):
@@ -277,13 +270,15 @@ class Variant:
     def load(self, lab: Lab) -> nn.Module:
         model = self.model.load(lab)
         if self.lam != 1.0:
-            scale_lambda(model, self.lam)
+            interventions.scale_lambda(model, self.lam)
         if self.negative != "own":
             images = lab.images(self.model.data, "train", _AVERAGED, image_size=self.model.pixels)
-            means = mean_negatives(model, (batch for _, batch, _ in images.batches(256)))
-            replace_negative(model, means if self.negative == "mean" else uniform_like(means))
+            means = interventions.mean_negatives(model, (batch for _, batch, _ in images.batches(256)))
+            interventions.replace_negative(
+                model, means if self.negative == "mean" else interventions.uniform_like(means)
+            )
         if self.stopped:
-            stop_gradient(model, self.stopped)
+            interventions.stop_gradient(model, self.stopped)
         return with_card(model, replace(card_of(model), name=self.label))
 
     def factors(self) -> dict[str, Any]:

@@ -11,18 +11,7 @@ from antiphase.studies.cells import Certified, TrainVit, Transfer
 from antiphase.studies.claims import Check, apart, higher
 from antiphase.studies.estimation import ASR, estimates
 from antiphase.studies.figures import Artefact, tables
-from antiphase.studies.own.defence import (
-    AT,
-    AUTOATTACK_EPS,
-    CHOSEN,
-    DEFENCES,
-    TRAINED,
-    defence_checks,
-    defended,
-    draw_defences,
-    gap_remains,
-    split_series,
-)
+from antiphase.studies.own import defence
 from antiphase.studies.own.variants import DIFFVIT, V2, VIT, seeds_of, shown_settings
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness import success_rates
@@ -39,7 +28,7 @@ CERTIFIED, DRAWS = 100, 1000  # images, and noisy copies of each
 
 
 def _made(sizes: RobustnessBench, kind: str, name: str, seed: int, data: str, **more: int) -> TrainVit:
-    model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
+    model = defence.defended(sizes, kind, name, seed, data, defence.CHOSEN.get(name, 0.0))
     return replace(model, sizes={**model.sizes, **more})
 
 
@@ -50,19 +39,23 @@ def _alike_cells(profile: Profile) -> list[Cell]:
     for data, seed, (kind, names) in product(sizes.data, seeds_of(profile), trained.items()):
         for name in ("natural", *names):
             model = _made(sizes, kind, name, seed, data)
-            made += [sizes.attack(model), sizes.accuracy(model), sizes.attack(model, AUTOATTACK_EPS, "autoattack")]
+            made += [
+                sizes.attack(model),
+                sizes.accuracy(model),
+                sizes.attack(model, defence.AUTOATTACK_EPS, "autoattack"),
+            ]
     return made
 
 
 def _draw_alike(rows: RowsByTable) -> Artefact:
-    drawn, listed = draw_defences(rows, "defence-alike")
+    drawn, listed = defence.draw_defences(rows, "defence-alike")
     return Artefact([PAPER.plot("defence", drawn)], listed)
 
 
 def _alike_checks(rows: RowsByTable) -> Checks:
-    found = {key: some for name in OF_V2 for key, some in defence_checks(rows, V2, name, "v2-").items()}
-    found |= {f"v2-{name}-gap-remains": gap_remains(rows, V2, name) for name in HELPFUL}
-    return found | {f"{name}-gap-remains": gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
+    found = {key: some for name in OF_V2 for key, some in defence.defence_checks(rows, V2, name, "v2-").items()}
+    found |= {f"v2-{name}-gap-remains": defence.gap_remains(rows, V2, name) for name in HELPFUL}
+    return found | {f"{name}-gap-remains": defence.gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
 
 
 DEFENCE_ALIKE = PAPER.study("defence-alike", _alike_cells, _draw_alike, _alike_checks, shown_settings, by_data=True)
@@ -78,19 +71,15 @@ def _deep_cells(profile: Profile) -> list[Cell]:
     return made
 
 
-def _draw_deep(rows: RowsByTable) -> Artefact:
-    return Artefact([], draw_defences(rows, "defence-deep")[1])
-
-
 def _deep_checks(rows: RowsByTable) -> Checks:
-    found = defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0])
-    return {**found, "fast-gap-remains": gap_remains(rows, DIFFVIT, "fast")}
+    found = defence.defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0])
+    return {**found, "fast-gap-remains": defence.gap_remains(rows, DIFFVIT, "fast")}
 
 
 DEFENCE_DEEP = PAPER.study(
     "defence-deep",
     _deep_cells,
-    _draw_deep,
+    lambda rows: Artefact([], defence.draw_defences(rows, "defence-deep")[1]),
     _deep_checks,
     partial(shown_settings, depth=DEEP, count=DEEP_SEEDS),
     by_data=True,
@@ -100,15 +89,18 @@ DEFENCE_DEEP = PAPER.study(
 def _certified_cells(profile: Profile) -> list[Cell]:
     """Return certified radii of the models of the study of defences, and PGD on them and on the undefended DiffViT."""
     sizes, made = bench(profile), list[Cell]()
-    for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds_of(profile)):
+    for data, (kind, names), seed in product(sizes.data, defence.TRAINED.items(), seeds_of(profile)):
         natural = _made(sizes, kind, "natural", seed, data)
         for name in names:
             model = _made(sizes, kind, name, seed, data)
             limit = min(CERTIFIED, sizes.images)
             made.append(Certified(model=model, data=data, limit=limit, sigma=SIGMA, samples=DRAWS))
             if kind == DIFFVIT and name != "natural":
-                shown = {"surrogate": natural, "eps": AT, "settings": dict(sizes.attacks.get("pgd", {}))}
-                made += [sizes.attack(model, (AT,)), Transfer(model=model, data=data, limit=sizes.images, **shown)]
+                shown = {"surrogate": natural, "eps": defence.AT, "settings": dict(sizes.attacks.get("pgd", {}))}
+                made += [
+                    sizes.attack(model, (defence.AT,)),
+                    Transfer(model=model, data=data, limit=sizes.images, **shown),
+                ]
     return made
 
 
@@ -124,11 +116,11 @@ def _both(rows: RowsByTable) -> pl.DataFrame:
 
 
 def _draw_certified(rows: RowsByTable) -> Artefact:
-    radii = estimates(split_series(rows["certified"]), ["data", "model", "defence"], _RADIUS, kind="size")
+    radii = estimates(defence.split_series(rows["certified"]), ["data", "model", "defence"], _RADIUS, kind="size")
     title = "Average certified L2 radius, {data}"
     style = {"index": "defence", "percent": False, "digits": 3}
     listed = tables(radii, title, "defence-certified-{data}", "defence", "model", **style)
-    rates = estimates(split_series(_both(rows)), ["data", "defence", "made_on"], ASR)
+    rates = estimates(defence.split_series(_both(rows)), ["data", "defence", "made_on"], ASR)
     title = "ASR of DiffViT under PGD at 2/255 by the model that the images were made on, {data}"
     return Artefact([], listed + tables(rates, title, "defence-transfer-{data}", "defence", "made_on", index="defence"))
 
@@ -139,7 +131,7 @@ def _certified_checks(rows: RowsByTable) -> Checks:
     for name in HELPFUL:
         how = {"value": _RADIUS, "what": "average certified radius", "unit": ""}
         found[f"{name}-certifies-more"] = higher(radii, f"{DIFFVIT}, {name}", than=DIFFVIT, **how)
-    for name in DEFENCES:
+    for name in defence.DEFENCES:
         some, words = attacks.filter(series=f"{DIFFVIT}, {name}"), f"ASR of {DIFFVIT}, {name}: own images − transferred"
         found["transfer-breaks-less"] += apart(some, "made_on", "itself", "undefended", ASR, words, "points")
     return found

@@ -1,4 +1,4 @@
-"""Defences: what ``antiphase train --defend NAME=STRENGTH`` adds to a classifier's training, one file each."""
+"""Defences: what ``antiphase train --defend NAME=STRENGTH`` adds to a classifier's training."""
 
 from antiphase.training.defences.defence import (
     Defence,
