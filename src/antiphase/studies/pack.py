@@ -1,9 +1,9 @@
 """Rows that ship: finished measurements of a store as a few small Parquet files, from which everything is drawn again.
 
 A folder has ``cells.parquet``, a row for each cell (trainings, too, for their cost), and the rows of the measurements,
-one file for each table, of attacks one for each attack. What is left out: checkpoints, and how many passes an attack
-took. Numbers that are not whole are rounded to float32, or to as many bits as their cell ships; ε stays exact.
-``README.md`` says what made the rows.
+one file for each table, of attacks one for each attack. What is left out: checkpoints, how many passes an attack took,
+and the columns that a cell names as ``unshipped``. Numbers that are not whole are rounded to float32, or to as many
+bits as their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
 import json
