@@ -124,6 +124,11 @@ class Relevance(Measurement):
     kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)  # of METHODS; A1, A2: if differential
 
     @property
+    def unshipped(self) -> tuple[str, ...]:
+        """Figures show the maps of the first training seed alone."""
+        return ("relevance", "image") if self.model.factors()["training_seed"] else ()
+
+    @property
     def label(self) -> str:
         asked = f" for {' and '.join(self.texts)}" if self.texts else ""
         return f"relevance on {self.data}{asked} of {self.model.label}"

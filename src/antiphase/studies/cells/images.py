@@ -78,9 +78,9 @@ class Attack(Measurement):
         return self.attack if isinstance(self.attack, str) else self.attack.__name__
 
     @property
-    def shipped_bits(self) -> int:
-        """Its numbers are distances, which are read only where an attack looks for the nearest adversarial image."""
-        return 24 if self.options().ensemble.minimal else 8
+    def unshipped(self) -> tuple[str, ...]:
+        """Distances are read only where an attack looks for the nearest adversarial image."""
+        return () if self.options().ensemble.minimal else ("distance", "felled_by", "model")
 
     def content(self) -> dict[str, str]:
         """Return what its data are, where they lie in a folder, and what its settings have come to mean."""
@@ -139,7 +139,7 @@ class Margin(Measurement):
     @property
     def unshipped(self) -> tuple[str, ...]:
         """Of training images only the loss is used, and of it the mean."""
-        return () if self.split == "test" else Margins._fields
+        return ("loss",) if self.split == "test" else Margins._fields
 
     @property
     def label(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from antiphase.studies.cells import TrainVit
+from antiphase.studies.cells import Radius, TrainVit
 from antiphase.studies.claims import Check, apart, higher, on_average
 from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
@@ -15,6 +15,7 @@ from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
 from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_checks
 from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, reaching
+from antiphase.studies.papers.robustness.theory import draw_radii, radius_checks
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 PAPER = Paper("own", Path(__file__).parent)
@@ -162,6 +163,24 @@ def _draw_layers(rows: RowsByTable) -> Artefact:
 
 
 LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, _draw_layers, _layer_checks, _settings, by_data=True)
+
+
+def _radius_cells(profile: Profile) -> list[Cell]:
+    sizes, made = bench(profile), list[Cell]()
+    for model in _each(profile):
+        made += [Radius(model=model, data=model.data, limit=sizes.few), sizes.sense_of(model, "alignment")]
+        made += [sizes.nearest(model)]
+    return made
+
+
+LARGER_RADIUS = PAPER.study(
+    "larger-radius",
+    _radius_cells,
+    lambda rows: Artefact([], draw_radii(_as_twins(rows)).tables),  # of one depth: no lines
+    lambda rows: radius_checks(_as_twins(rows)),
+    _settings,
+    by_data=True,
+)
 
 TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop
 

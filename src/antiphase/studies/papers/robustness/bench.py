@@ -15,11 +15,12 @@ from typing import Any
 from antiphase.models.clip import find_clip
 from antiphase.models.zeroshot import PAPER_TEMPLATE
 from antiphase.studies.cells import Accuracy, Attack, Given, Sense, TrainClip, TrainVit
-from antiphase.studies.papers.declarations import Paper
+from antiphase.studies.figures import Artefact
+from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.diffclip import bench as diffclip
 from antiphase.studies.papers.diffclip.bench import models_in_words, released
 from antiphase.studies.scale import IN_SHORT, vits_in_short
-from antiphase.studies.spec import Cell, Profile
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4, 8))
 SMALL = tuple(eps / 255 for eps in (0.25, 0.5, 1))  # of Tables 1 and 3
@@ -53,6 +54,7 @@ class RobustnessBench:
     depths: tuple[int, ...] = DEPTHS
     seeds: int = 3
     deep_seeds: int = 3
+    slow_seeds: int = 3  # of studies whose measurements take longer than PGD
     adversary: Mapping[str, Any] = field(default_factory=dict)
     search: str = "float32"
     clip_data: tuple[str, ...] = ("openmoji",)
@@ -191,3 +193,20 @@ def clip_settings(profile: Profile) -> dict[str, str]:
 
 
 vit_study = partial(PAPER.study, settings=settings, by_data=True)
+
+
+def slow_study(
+    name: str,
+    cells: Callable[[Profile], Sequence[Cell]],
+    draw: Callable[[RowsByTable], Artefact],
+    checks: Callable[[RowsByTable], Checks],
+) -> Study:
+    """Return a study of ViTs of every depth whose measurements take long: it has fewer training seeds than others."""
+
+    def few(profile: Profile) -> Profile:
+        return replace(profile, seeds=profile.seeds_or(bench(profile).slow_seeds), asked=True)
+
+    def shown(profile: Profile) -> Mapping[str, str]:
+        return settings(few(profile))
+
+    return vit_study(name, lambda profile: cells(few(profile)), draw, checks, settings=shown)

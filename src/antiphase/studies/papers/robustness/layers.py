@@ -17,6 +17,7 @@ from antiphase.studies.papers.robustness.bench import (
     bench,
     clip_models,
     measured,
+    slow_study,
     twins,
     vit_and_clip_settings,
     vit_study,
@@ -198,7 +199,7 @@ def sensitivity_checks(rows: RowsByTable) -> dict[str, list[Check]]:
     }
 
 
-LAYER_SENSITIVITY = vit_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, sensitivity_checks)
+LAYER_SENSITIVITY = slow_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, sensitivity_checks)
 
 
 PAPERS, STEEPEST = ESTIMATORS[0], ESTIMATORS[2]
@@ -241,7 +242,7 @@ def _lipschitz_checks(rows: RowsByTable) -> Checks:
     }
 
 
-FIGURE_3D = vit_study(
+FIGURE_3D = slow_study(
     "figure-3d",
     lambda profile: measured(twins(profile, None), partial(bench(profile).sense_of, part="lipschitz")),
     _draw_lipschitz,

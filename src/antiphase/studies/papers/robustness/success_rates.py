@@ -21,6 +21,7 @@ from antiphase.studies.papers.robustness.bench import (
     bench,
     clip_settings,
     measured,
+    slow_study,
     twins,
     vit_and_clip_settings,
     vit_study,
@@ -205,12 +206,11 @@ FIGURE_3A = vit_study(
     lambda rows: {**_asr_checks(rows["attack"], "pgd"), **_depth_checks(rows["attack"])},
     by_data=True,
 )
-FIGURE_3B = vit_study(
+FIGURE_3B = slow_study(
     "figure-3b",
     lambda profile: measured(twins(profile, None), partial(bench(profile).attack, eps=AT, attack="autoattack")),
     lambda rows: _draw_asr(rows["attack"], "figure-3b", "AutoAttack"),
     lambda rows: _asr_checks(rows["attack"], "autoattack"),
-    by_data=True,
 )
 
 
@@ -271,7 +271,7 @@ def _distance_checks(rows: RowsByTable) -> Checks:
     return {"cw-needs-more-when-deep": rises(depths), "cw-needs-more-at-each-depth": rises(deeper)}
 
 
-FIGURE_3C = vit_study(
+FIGURE_3C = slow_study(
     "figure-3c",
     lambda profile: measured(twins(profile, None), bench(profile).nearest),
     _draw_distances,

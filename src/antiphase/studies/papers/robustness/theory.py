@@ -16,7 +16,7 @@ from antiphase.studies.claims import Check, above, apart
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimates
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
-from antiphase.studies.papers.robustness.bench import PAPER, bench, measured, twins, vit_study
+from antiphase.studies.papers.robustness.bench import PAPER, bench, measured, slow_study, twins
 from antiphase.studies.papers.robustness.layers import LAYER_NAME, PERTURBATIONS
 from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -177,7 +177,7 @@ def _depth_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_DEPTH = vit_study("theory-depth", _depth_cells, _draw_depth, _depth_checks)
+THEORY_DEPTH = slow_study("theory-depth", _depth_cells, _draw_depth, _depth_checks)
 
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
@@ -231,7 +231,8 @@ def beyond(rows: RowsByTable) -> pl.DataFrame:
     return pl.concat(near).select(*keys, "radius", value=value)
 
 
-def _draw_radii(rows: RowsByTable) -> Artefact:
+def draw_radii(rows: RowsByTable) -> Artefact:
+    """Draw the ratio of radii over depth; tables of its parts, and of images broken within the radius."""
     means = estimates(ratios(rows), ["data", "depth", "layer", "quantity"], VALUE, kind="number")
     order = pl.col("quantity").cast(pl.Enum(_NAMES.values()))
     means = means.drop(BY_SEED).sort("depth", "layer", order, maintain_order=True)
@@ -247,7 +248,8 @@ def _draw_radii(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("theory-radius", drawn)], listed)
 
 
-def _radius_checks(rows: RowsByTable) -> Checks:
+def radius_checks(rows: RowsByTable) -> Checks:
+    """Check radius, margin and constant of the models of one layer, and equation (6) in both forms."""
     values = ratios(rows).filter(depth=1)
     ratio = "R(DiffViT) / R(ViT)"
     more = partial(apart, values, "quantity", MEASURED, value=VALUE)
@@ -260,4 +262,4 @@ def _radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = vit_study("theory-radius", _radius_cells, _draw_radii, _radius_checks)
+THEORY_RADIUS = slow_study("theory-radius", _radius_cells, draw_radii, radius_checks)
