@@ -18,8 +18,7 @@ from antiphase.models.card import twin_doubts
 from antiphase.registry import DEFENCES, find
 from antiphase.training import classifier, loop, make_recipe, train_classifier
 from antiphase.training.contrastive import prepare, train_clip
-from antiphase.training.defences import Step, check_defences, defended_loss, share_of_time
-from antiphase.training.defences.defence import EVERY
+from antiphase.training.defences import EVERY, Step, check_defences, defended_loss, share_of_time
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 from tests.training.tiny_pairs import tiny_pairs, tiny_recipe
 

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+import polars as pl
 from jaxtyping import Bool, Float, Int64
 from scipy import stats
 from torch import Tensor
@@ -14,9 +15,6 @@ from antiphase.arguments import Probability, Share, validated
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 from antiphase.terminal import eps_label
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _COLUMNS = ("label", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards")
 
@@ -70,10 +68,8 @@ class AttackResult:
             f"{int(self.success.sum())} of {len(self):,} samples broken, {self.seconds:.1f} s{warned}>"
         )
 
-    def frame(self) -> "pl.DataFrame":
+    def frame(self) -> pl.DataFrame:
         """Return a row for each sample: its id, labels and predictions, success, distance and passes."""
-        import polars as pl
-
         columns = {name: getattr(self, name).cpu().numpy() for name in _COLUMNS}
         return pl.DataFrame({"sample": self.ids.cpu().numpy(), **columns})
 

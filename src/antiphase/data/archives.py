@@ -10,14 +10,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tarfile import HeaderError, ReadError
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
+import polars as pl
 from webdataset.tariterators import base_plus_ext
 
 from antiphase.errors import UserError, one_line
-
-if TYPE_CHECKING:
-    import polars as pl
 
 IMAGE_COLUMNS = ("image", "img")
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
@@ -152,14 +150,10 @@ def _cells(path: str, changed: int, block: int) -> list[bytes | None]:
 
 @functools.lru_cache(maxsize=256)
 def _cell_sizes(path: str, changed: int) -> list[int]:
-    import polars as pl  # slow to import
-
     return _images(path).select(pl.all().bin.size().fill_null(0)).collect().to_series().to_list()
 
 
-def _images(path: str) -> "pl.LazyFrame":
-    import polars as pl
-
+def _images(path: str) -> pl.LazyFrame:
     rows = pl.scan_parquet(path, glob=False)
     schema = rows.collect_schema()
     column = next(name for name in IMAGE_COLUMNS if name in schema)

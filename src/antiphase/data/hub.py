@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import polars as pl
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -161,8 +162,6 @@ def parquet_images(path: str, split: str) -> FileImages:
 
 
 def _labels(name: str, path: Path) -> list[int]:
-    import polars as pl  # slow to import
-
     try:
         rows = pl.scan_parquet(path, glob=False)
         schema = rows.collect_schema()
@@ -181,8 +180,6 @@ def _labels(name: str, path: Path) -> list[int]:
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
-    import polars as pl
-
     try:
         features = parse_json(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
         names = next(features[column].get("names") for column in _LABELS if column in features)

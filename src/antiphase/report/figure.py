@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -65,18 +66,9 @@ def with_means(
     return pl.concat([frame.rename({"model": "name"}), means.drop("n")], how="diagonal_relaxed")
 
 
-STYLE: Any = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib
-    "font.size": 9.0,
-    "axes.edgecolor": "#8a8a86",
-    "axes.labelcolor": "#33353a",
-    "axes.linewidth": 0.8,
-    "text.color": "#33353a",
-    "xtick.color": "#55575c",
-    "ytick.color": "#55575c",
-    "svg.hashsalt": "antiphase",  # makes the ids in a file reproducible
-    "pdf.fonttype": 42,  # TrueType: text can be searched, as publishers ask
-}
+STYLE: Any = dict(
+    matplotlib.rc_params_from_file(Path(__file__).with_name("style.mplstyle"), use_default_template=False)
+)
 MARKERS = "osD^vP"
 
 

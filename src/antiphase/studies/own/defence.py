@@ -128,23 +128,13 @@ def draw(rows: RowsByTable) -> Artefact:
         "cosθ": (angle, "number"),
         "‖J‖ of the map": (pl.col("moved").sqrt(), "size"),
     }
-    means = [
-        estimates(sums.with_columns(value=value), ["data", "defence"], pl.col("value"), kind).with_columns(
-            quantity=pl.lit(name)
-        )
-        for name, (value, kind) in quantities.items()
-    ]
+    means, keys = [], ["data", "defence"]
+    for name, (value, kind) in quantities.items():
+        some = estimates(sums.with_columns(value=value), keys, pl.col("value"), kind)
+        means.append(some.with_columns(quantity=pl.lit(name)))
     title = "Gradients of DiffViT's maps at the pixels, {data}"
-    listed += tables(
-        pl.concat(means),
-        title,
-        "defence-gradients-{data}",
-        "defence",
-        "quantity",
-        index="defence",
-        percent=False,
-        digits=3,
-    )
+    style: dict[str, Any] = {"index": "defence", "percent": False, "digits": 3}
+    listed += tables(pl.concat(means), title, "defence-gradients-{data}", "defence", "quantity", **style)
     return Artefact([PAPER.plot("defence", drawn)], listed)
 
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.training.defences.defence import Defence, Step
+from antiphase.training.defences import Defence, Step
 
 
 def trades(step: Step, strength: float) -> Tensor:

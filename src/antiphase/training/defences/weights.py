@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antiphase.training.defences.defence import Defence
+from antiphase.training.defences import Defence
 
 _AVERAGE = "average"
 EMA = Defence(acts_on="average", below=1.0)

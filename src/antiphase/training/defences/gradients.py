@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from antiphase.training.defences.defence import Defence, Step
+from antiphase.training.defences import Defence, Step
 
 CAP = 0.5  # of λ·ρ, at which J_DA is at most 1.5 times as long as J1, whatever the angle
 _TINY = 1e-20  # the root of 0, which a constant map gives, has no gradient
