@@ -59,6 +59,7 @@ class RobustnessBench:
     search: str = "float32"
     clip_data: tuple[str, ...] = ("openmoji",)
     clip_probed: str = "openmoji"
+    clip_layers: bool = True  # whether layers of CLIPs are measured that no profile names
     prompt: str = PAPER_TEMPLATE
 
     def train(self, model: str, seed: int, data: str | None = None, adversary: float = 0.0, **sizes: Any) -> TrainVit:
@@ -158,6 +159,12 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
     return diffclip.models(profile, variants, [sizes.main])
 
 
+def measured_clips(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> list[TrainClip | Given]:
+    """Return the CLIPs of :func:`clip_models` whose layers are measured."""
+    chosen = bench(profile).clip_layers or diffclip.bench(profile).given
+    return clip_models(profile, variants) if chosen else []
+
+
 def attacked_clips(profile: Profile) -> list[tuple[TrainClip | Given, str]]:
     """Return pairs of a CLIP and a data set to attack it on."""
     return [(model, data) for model in clip_models(profile) for data in bench(profile).clip_data]
@@ -200,6 +207,7 @@ def slow_study(
     cells: Callable[[Profile], Sequence[Cell]],
     draw: Callable[[RowsByTable], Artefact],
     checks: Callable[[RowsByTable], Checks],
+    settings: Callable[[Profile], Mapping[str, str]] = settings,
 ) -> Study:
     """Return a study of ViTs of every depth whose measurements take long: it has fewer training seeds than others."""
 

@@ -15,12 +15,11 @@ from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
     PAPER,
     bench,
-    clip_models,
     measured,
+    measured_clips,
     slow_study,
     twins,
     vit_and_clip_settings,
-    vit_study,
 )
 from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -255,8 +254,8 @@ MODEL = ["data", "series", "depth", SEED]
 
 def _layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
-    both = [*twins(profile, None), *clip_models(profile)]
-    differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
+    both = [*twins(profile, None), *measured_clips(profile)]
+    differential = [*twins(profile, None, ["diffvit"]), *measured_clips(profile, ["diffclip"])]
     made = [sizes.sense_of(model, "lipschitz") for model in both]
     return [*made, *(sizes.sense_of(model, "alignment") for model in differential)]
 
@@ -330,7 +329,7 @@ def _steeper(maps: pl.DataFrame) -> Checks:
     }
 
 
-FIGURE_4 = vit_study("figure-4", _layer_cells, _draw_layers, _layer_checks, settings=vit_and_clip_settings)
+FIGURE_4 = slow_study("figure-4", _layer_cells, _draw_layers, _layer_checks, vit_and_clip_settings)
 
 
 SITES = ("pixels", "tokens")
@@ -341,7 +340,7 @@ BELOW = (pl.col("cross") < 0).cast(pl.Float64)
 
 
 def _alignment_cells(profile: Profile) -> list[Cell]:
-    models = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
+    models = [*twins(profile, None, ["diffvit"]), *measured_clips(profile, ["diffclip"])]
     parts = ("alignment", "alignment-perturbed")
     return [bench(profile).sense_of(model, part) for model in models for part in parts]
 
@@ -398,4 +397,4 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
 
 
 _settings = partial(vit_and_clip_settings, variants=["diffclip"])
-FIGURE_5 = vit_study("figure-5", _alignment_cells, draw_alignment, _alignment_checks, settings=_settings)
+FIGURE_5 = slow_study("figure-5", _alignment_cells, draw_alignment, _alignment_checks, _settings)
