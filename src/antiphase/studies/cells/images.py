@@ -279,7 +279,13 @@ class Sense(Measurement):
 
     @property
     def shipped_bits(self) -> int:
-        return 12
+        return 9
+
+    @property
+    def unshipped(self) -> tuple[str, ...]:
+        """What no study reads; of perturbed images the sign of the inner product."""
+        unread = {"depth": ("alpha", "length"), "alignment-perturbed": ("first", "second", "moved", "low", "high")}
+        return unread.get(self.part, ())
 
     def options(self) -> SenseOptions:
         # stored cells have other names for two of them
