@@ -35,7 +35,7 @@ def models(monkeypatch):
         loaded[spec] = with_card(model, card)
         return loaded[spec]
 
-    monkeypatch.setattr("antiphase.models.zoo.load_model", load_model)
+    monkeypatch.setattr("antiphase.commands.loading.load_model", load_model)
     return loaded
 
 

@@ -24,7 +24,8 @@ def verdicts():
     result = []
     for found in line.finditer(page):
         tested = found[2] != "not run" and "too few" not in (found[3] or "")
-        result.append((found[1], found[2] if tested else "not tested", found.start() > own))
+        text = re.sub(r"\\(.)", r"\1", found[1])  # Markdown's escapes
+        result.append((text, found[2] if tested else "not tested", found.start() > own))
     return result
 
 
