@@ -1,8 +1,7 @@
 """README's table of counts from the registers of claims and the verdicts that docs/findings.md prints.
 
 `python tests/oracles/claim_counts.py` prints it, with the tests behind each verdict. A claim has the worst verdict of
-its tests, or of its parts; a theorem without tested ones what its proof says. What was not run, or has too few seeds,
-is not tested.
+its tests, or of its parts. What was not run, or has too few seeds, is not tested.
 """
 
 import re
@@ -48,13 +47,13 @@ def judged():
         claims = {c["name"]: c for c in tomllib.loads((PAPERS / paper / "claims.toml").read_text())["claims"]}
 
         def verdict(claim, claims=claims):
+            if claim["kind"] == "theorem":
+                wrong = claim["proof"].startswith("Wrong") or "Refuted" in claim["proof"]
+                return f"theorem, {'wrong as printed' if wrong else 'right'}", []
             below = [verdict(claims[part]) for part in claim.get("parts", [])]
             for test in claim.get("claims", []):
                 below += [(v, [test]) for text, v, _ in printed if re.fullmatch(patterns[test], text)]
             worst = next((w for w in WORST_FIRST if w in [v for v, _ in below]), "not tested")
-            if worst == "not tested" and claim["kind"] == "theorem":
-                wrong = claim["proof"].startswith("Wrong") or "Refuted" in claim["proof"]
-                return f"theorem, {'wrong as printed' if wrong else 'right'}", []
             return worst, sorted({test for v, tests in below if v == worst for test in tests})
 
         result[name] = {key: verdict(claim) for key, claim in claims.items()}

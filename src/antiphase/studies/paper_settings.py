@@ -200,17 +200,20 @@ def effects(paper: str) -> dict[str, float]:
 
 
 def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
-    """Return what became of an entry: the joint verdict of the claims (``STUDY/CLAIM``) or parts that test it."""
+    """Return what became of an entry: the joint verdict of the claims (``STUDY/CLAIM``) or parts that test it.
+
+    A theorem is right or wrong by its proof, whatever its tests measure of one family of models.
+    """
+    proof = entry.get("proof", "")
+    proved = (WRONG if proof.startswith("Wrong") or "Refuted" in proof else RIGHT) if proof else UNTESTED
+    if entry.get("kind") == "theorem":
+        return proved
     named = {one["name"]: one for one in entries(paper)}
     known: list[Any] = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
     own = [claims[key] for key in entry.get("claims", ()) if key in claims]
     known += [claim.verdict for claim in own if claim.verdict != "not run" and not claim.lacks_seeds]
     known = [verdict for verdict in known if verdict not in (UNTESTED, RIGHT, WRONG)]
-    if not known:
-        proof = entry.get("proof", "")
-        wrong = proof.startswith("Wrong") or "Refuted" in proof
-        return WRONG if wrong else RIGHT if proof else UNTESTED
-    return joint(known)
+    return joint(known) if known else proved
 
 
 def outcomes(paper: str, claims: Mapping[str, Claim]) -> Counter[str]:
