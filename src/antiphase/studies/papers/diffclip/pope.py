@@ -24,7 +24,7 @@ from antiphase.studies.papers.diffclip.evaluations import (
     pretraining,
     published,
 )
-from antiphase.studies.scale import IN_SHORT
+from antiphase.studies.scale import IN_SHORT, clips_in_short
 from antiphase.studies.spec import Profile, RowsByTable
 from antiphase.terminal import eps_label
 from antiphase.vlm.model import Style
@@ -82,24 +82,29 @@ class VlmBench:
 BENCHES = PAPER.benches(VlmBench)
 
 
+def _towers(profile: Profile) -> towers.DiffclipBench:
+    return replace(towers.bench(profile), **BENCHES[profile.name].towers)
+
+
 def models(profile: Profile) -> list[TrainVlm]:
     """Return the models by tower and seed; on a tower that the profile names, each has one seed, the tower's."""
-    sizes, base = BENCHES[profile.name], towers.bench(profile)
+    sizes, base = BENCHES[profile.name], _towers(profile)
     if base.given:
         return [sizes.train(tower, tower.seed) for tower in base.given]
-    base = replace(base, **sizes.towers)
     seeds = profile.seeds_or(sizes.seeds)
     return [sizes.train(base.train(variant, seed), seed) for variant in towers.TWINS for seed in seeds]
 
 
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the page."""
-    sizes, base, shown = BENCHES[profile.name], towers.bench(profile), towers.settings(profile)
+    sizes, base = BENCHES[profile.name], _towers(profile)
     if base.given:
-        about = {"models": shown["models"]}
+        about = {"models": towers.models_in_words(base.given)}
     else:
-        about = {"towers trained on": TITLES.get(base.main, base.main), "model of the towers": shown["model"]}
-        about[IN_SHORT] = f"{sizes.language} with the image towers of {shown[IN_SHORT]}"
+        short = clips_in_short([base.train("clip", 0)])
+        about = {"towers trained on": TITLES.get(base.main, base.main)}
+        about["model of the towers"] = PAPER.settings("trained", bench=base, sets=base.main)["model"]
+        about[IN_SHORT] = f"{sizes.language} with the image towers of {short}"
     return about | PAPER.settings("vlm", bench=sizes)
 
 
