@@ -71,7 +71,7 @@ def read(name, *columns):
         pl.col("label").alias("of"),
         pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
         pl.col("label")
-        .str.extract(r" o[fn] ((?:(?:larger )?(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on openmoji)? seed")
+        .str.extract(r" o[fn] ((?:(?:larger )?(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on (?:openm|em)oji)? seed")
         .alias("twin"),
     )
     rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
@@ -216,7 +216,11 @@ def helps(attacks):
             *by_class("first", task="probe", data="noto-emoji"),
         ),
         interval("zero-shot", *by_class("first", task="zero-shot", data="openmoji")),
-        interval("zero-shot shifted", *by_class("first", task="zero-shot", data="noto-emoji")),
+        interval(
+            "zero-shot shifted",
+            *by_class("first", task="zero-shot", data="noto-emoji"),
+            *by_class("first", task="zero-shot", data="blobmoji"),
+        ),
         interval("few-shot", *by_set("score", task="few-shot")),
         interval("image retrieval", *by_set("fifth", task="retrieval", setting="image")),
         interval("text retrieval", *by_set("fifth", task="retrieval", setting="text")),
