@@ -10,7 +10,7 @@ from PIL import Image
 
 from antiphase.commands import COMMANDS
 from antiphase.commands.doctor import run as doctor
-from antiphase.commands.rerun import compared, recorded
+from antiphase.commands.rerun import compared
 from antiphase.commands.sense import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
@@ -268,13 +268,6 @@ def test_a_budget_given_twice_is_one_line(run_cli, eps):
     code, out, err = run_cli("sense", "specimen:vit-0", "--eps", eps)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "given twice; give each number once" in err
-
-
-def test_the_older_name_of_an_option_is_read(tmp_path):
-    (tmp_path / ".antiphase").write_text("audit")
-    for stored, nested in ((True, {"nested": "off"}), (False, {})):
-        (tmp_path / "run.json").write_text(json.dumps({"options": {"independent": stored}}))
-        assert recorded(tmp_path) == ("audit", nested)
 
 
 def test_only_a_finished_run_is_repeated(folder, run_cli):

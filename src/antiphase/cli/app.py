@@ -5,13 +5,11 @@ import functools
 import inspect
 import json
 import logging
-import math
 import os
 import re
 import shlex
 import sys
 import textwrap
-import time
 import tomllib
 import traceback
 import types
@@ -127,6 +125,8 @@ _SAY: Any = {"metavar": "", "help": "Say more: why a backend was not chosen, and
 
 def register(group: typer.Typer, command: "Command") -> None:
     """Add a command to a group; its options are the fields of its model, which gets only what was typed or stored."""
+    from pydantic_core import to_jsonable_python
+
     from antiphase.commands.command import Refusal
 
     options = command.options
@@ -154,17 +154,15 @@ def register(group: typer.Typer, command: "Command") -> None:
         chosen = options.from_file(stored, **typed)
         quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            began = time.monotonic()
-            with command.work(chosen) as work:
-                answer = work(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
-                answer, tables = command.told(answer, chosen, began, form)
+            answer, tables = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]), form)
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables
         elif tables:
             say("\n\n".join(tables.values()))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
-            say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
+            # JSON has no NaN and no infinity: they become null
+            say(json.dumps(to_jsonable_python(answer, inf_nan_mode="null", fallback=str), indent=2))
         if isinstance(answer, Refusal):
             raise typer.Exit(1)
 
@@ -251,15 +249,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _finite(value: Any) -> Any:
-    """Return a value for JSON, which has no NaN and no infinity: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]:

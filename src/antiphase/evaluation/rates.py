@@ -7,7 +7,7 @@ ensemble that broke it, or null), ``distance``, ``forwards``, ``backwards``, ``a
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -146,9 +146,7 @@ def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     }
 
 
-def over_seeds(
-    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[intervals.Estimate], intervals.Estimate]
-) -> pl.DataFrame:
+def over_seeds(frame: pl.DataFrame, keys: Sequence[str], column: str, within: intervals.Within) -> pl.DataFrame:
     """Average a column over each group of at least two rows, one per seed, with Student's t, cut by ``within``."""
     groups = [(key, group[column]) for key, group in frame.group_by(keys, maintain_order=True) if len(group) > 1]
     means = [(*key, *vars(within(intervals.mean_over_seeds(values.to_list()))).values()) for key, values in groups]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import Measurement, Options, Typed, as_tuple, read_settings, read_words
+from antiphase.commands.options import Measurement, Typed, as_tuple, read_settings, read_words
 from antiphase.errors import UserError, shown
 from antiphase.precision import SearchPrecision
 from antiphase.registry import ATTACKS, QUESTIONS, find
@@ -279,10 +279,10 @@ class AttackOptions(AuditOptions):
     out: fields.Out = Path("antiphase-attack")
 
 
-_ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
+_OWN = {"out", "eps", "limit", "seed", "device", "quiet"}
 
 
-class QuickstartOptions(Options):
+class QuickstartOptions(AuditOptions):
     """Attack the bundled models on bundled images of Fashion-MNIST.
 
     No download, no training: eight ViTs and their differential twins under PGD at four budgets.
@@ -293,24 +293,21 @@ class QuickstartOptions(Options):
     antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
     """
 
+    left_out: ClassVar = tuple(AuditOptions.model_fields.keys() - _OWN)
+
+    model: fields.Model = tuple(f"specimen:diffvit-{seed}" for seed in range(8))
+    against: fields.Against = tuple(f"specimen:vit-{seed}" for seed in range(8))
+    data: str | None = "specimen-fashion-mnist"
+    sense_limit: int = Field(8, ge=0)
     out: fields.Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    limit: int = Field(250, ge=1)
+    limit: int | None = Field(250, ge=1)
     """At most N of the 1,000 images."""
-    seed: fields.Seed = 0
-    device: fields.Device = "auto"
-    quiet: fields.Quiet = False
-
-    def audit(self) -> AuditOptions:
-        """Return the options of the audit that it is."""
-        model, against = ([f"specimen:{kind}-{seed}" for seed in range(8)] for kind in ("diffvit", "vit"))
-        how = {"model": model, "against": against, "data": "specimen-fashion-mnist", "sense_limit": _ALIGNED}
-        return AuditOptions(**how, **self.model_dump())
 
 
 _RUN, _RESULT = "antiphase.commands.audit.run:run", "antiphase.commands.audit.result:AuditResult"
 COMMANDS = {
     "audit": Command("audit", AuditOptions, _RUN, _RESULT),
     "attack": Command("attack", AttackOptions, _RUN, _RESULT),
-    "quickstart": Command("quickstart", QuickstartOptions, "antiphase.commands.audit.run:quickstart", _RESULT),
+    "quickstart": Command("quickstart", QuickstartOptions, _RUN, _RESULT),
 }

@@ -43,19 +43,13 @@ _SETTINGS_SCHEMA |= {"smoothing_seed": pl.Int64}
 CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS_SCHEMA
 
 
-def run(options: CertifyOptions, command: str = "") -> None:
-    """Load what the options name and certify it."""
-    names = [field.name for field in fields(Smoothing)]
-    smoothing = Smoothing(**{name: getattr(options, name) for name in names})
-    pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
-    certify(load_lineup(options.model_copy(update=pair)), smoothing, options, command)
-
-
-def certify(
-    lineup: Lineup, smoothing: Smoothing, options: CertifyOptions, command: str = ""
+def run(
+    options: CertifyOptions, command: str = "", lineup: Lineup | None = None
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Smooth each model on the same images and write the run directory; return rows and summary."""
-    began = time.monotonic()
+    smoothing = Smoothing(**{field.name: getattr(options, field.name) for field in fields(Smoothing)})
+    pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
+    lineup, began = lineup or load_lineup(options.model_copy(update=pair)), time.monotonic()
     lineup, warnings = lineup.ordered()
     data, cards = lineup.data, {name: card_of(model) for name, model in lineup.by_name.items()}
     how = (data, smoothing, options, this_process())
@@ -79,8 +73,7 @@ def smoothed_rows(
 ) -> pl.DataFrame:
     """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
     identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
-    wanted = [(name, sample) for sample in data.ids.tolist()]
-    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, wanted, process)
+    cache = Cache(options.out, asdict(smoothing) | identity, _CELL_SCHEMA, data.ids.tolist(), process)
     title = "" if options.quiet or not process.first else f"{name} σ={smoothing.sigma:g}"
     with cache.filling(slice_size(data.image_shape)) as parts:
         for part in parts:
@@ -92,19 +85,17 @@ def smoothed_rows(
                 position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
             ) -> None:
                 row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
-                cache.journals[name].append(pl.DataFrame([row], schema=_CELL_SCHEMA))
+                cache.journal.append(pl.DataFrame([row], schema=_CELL_SCHEMA))
 
             how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
             smooth(model, images, **how, ids=ids, on_finished=keep)
     how = {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
-    rows = pl.DataFrame({"sample": data.ids.numpy()}).join(cache.collect()[name], on="sample", maintain_order="left")
+    rows = pl.DataFrame({"sample": data.ids.numpy()}).join(cache.collect(), on="sample", maintain_order="left")
     return described(rows, CERTIFY_SCHEMA, name, model, data, smoothing_seed=smoothing.seed, **how)
 
 
 def curve(
-    radius: Float[np.ndarray, " samples"],
-    correct: Bool[np.ndarray, " samples"],
-    radii: Sequence[float] | Float[np.ndarray, " radii"],
+    radius: Float[np.ndarray, " samples"], correct: Bool[np.ndarray, " samples"], radii: Sequence[float]
 ) -> pl.DataFrame:
     """Return the certified accuracy at each r, the share of images with a right prediction and R ≥ r.
 
@@ -215,7 +206,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     """Draw certified accuracy up to the largest radius that the noise samples can certify, with 95 % Wilson bands."""
     smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
     colors = colors_of(families(summary["models"]))
-    grid, curves = np.linspace(0, smoothing["reach"], 257), []
+    grid, curves = np.linspace(0, smoothing["reach"], 257).tolist(), []
     for name in models:
         block = rows.filter(model=name)
         correct = (block["prediction"] == block["label"]).to_numpy()

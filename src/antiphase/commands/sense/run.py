@@ -59,16 +59,12 @@ class Part:
         return {name: kind for name, kind in self.schema.items() if name not in ABOUT_SCHEMA}
 
 
-def run(options: SenseOptions, command: str = "") -> None:
-    """Load what the options name and measure it."""
-    measure(load_lineup(options), options, command)
-
-
-def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
+def run(options: SenseOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
     """Measure every model on the same images and write the run directory; return the summary."""
-    began, known = time.monotonic(), [part.name for part in PARTS]
+    known = [part.name for part in PARTS]
     if not set(options.parts) <= set(known):
         raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")
+    lineup, began = lineup or load_lineup(options), time.monotonic()
     lineup.check_fit()
     measured = [sense(*named, lineup.data, options, options.out) for named in lineup.by_name.items()]
     rows = {part: pl.concat([frames[part] for frames in measured]) for part in measured[0]}
@@ -144,16 +140,16 @@ def sense(
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
-        cache = Cache(out, {part.name: what}, part.stored, [(part.name, sample) for sample in wanted], process)
+        cache = Cache(out, what, part.stored, wanted, process)
         bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
         with bar as advance, cache.filling(size) as batches:
             for positions in batches:
                 images, ids = data.images(positions).to(device), data.ids[positions]
                 columns = [pl.col(column).cast(kind) for column, kind in part.stored.items()]
                 frames_of_batch = [frame.select(columns) for frame in part.rows(model, images, ids, options)]
-                cache.journals[part.name].append(pl.concat(frames_of_batch))
+                cache.journal.append(pl.concat(frames_of_batch))
                 advance(len(positions))
-        rows = cache.collect()[part.name].filter(pl.col("sample").is_in(wanted))
+        rows = cache.collect().filter(pl.col("sample").is_in(wanted))
         rows = described(rows, part.schema, name, model)
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
         frames[part.name] = rows.sort(order, maintain_order=True)
