@@ -45,9 +45,8 @@ class Result(ABC):
     directory: Path | None = None
 
     main_table: ClassVar[str] = "rows"
-    needs: ClassVar[tuple[str, ...]] = ("summary.json", "run.json")  # a finished run has them
+    needs: ClassVar[tuple[str, ...]] = ("rows.parquet", "summary.json", "run.json")  # a finished run has them
     keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
-    settings_title: ClassVar[str] = "Measurement"
 
     def unmet(self) -> list[str]:
         """Return what the run was asked to reach and did not, such as ``fail_under`` of an audit."""
@@ -92,8 +91,7 @@ class Result(ABC):
     def write_report(self, folder: Path) -> Path:
         """Write the page into the directory of the run, and return its path."""
         path = folder / "report.html"
-        headlines, settings = self.headlines(), self.settings_title
-        write_page(path, self.record, headlines, self.drawn, settings=settings, reading=self.reading)
+        write_page(path, self.record, self.headlines(), self.drawn, self.reading)
         return path
 
     @classmethod

@@ -136,9 +136,7 @@ def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedIm
 class AnswersResult(Result):
     """How often models say yes to absent objects, by ε."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "pope")
-    settings_title = "Attack"
 
     def headlines(self) -> list[Headline]:
         return [replace(answers_headline(self.summary["pope"]), plot=lambda: answer_plot(self.summary))]

@@ -49,9 +49,7 @@ _words = partial(text, "audit.txt")
 class AuditResult(Result):
     """Attack success rates of models and their paired differences."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "comparisons")
-    settings_title = "Attack"
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:

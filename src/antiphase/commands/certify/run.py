@@ -161,9 +161,7 @@ _words = partial(text, "certify.txt")
 class CertifyResult(Result):
     """Certified radii of a smoothed model."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "smoothing")
-    settings_title = "Smoothing"
 
     def headlines(self) -> list[Headline]:
         models, comparisons = self.summary["models"], self.summary["comparisons"]

@@ -128,8 +128,8 @@ class CompareResult(Result):
     """Paired differences between two runs of one command."""
 
     main_table = "differences"
+    needs = ("summary.json", "run.json")
     keys = ("kind", "runs", "differing_settings", "differences")
-    settings_title = "Comparison"
 
     @cached_property
     def rows(self) -> pl.DataFrame:

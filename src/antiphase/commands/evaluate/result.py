@@ -39,9 +39,7 @@ LEVELS = {"answers at random": "chance", "always the largest class": "constant"}
 class EvaluateResult(Result):
     """What models know, with their differences to their twins."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "results", "differences")
-    settings_title = "Protocol"
 
     def headlines(self) -> list[Headline]:
         return [headline(self.summary)]

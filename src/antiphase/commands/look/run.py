@@ -50,7 +50,6 @@ class LookResult(Result):
 
     main_table = "maps"
     needs = ("maps.json", "maps.parquet", "shown.npz", "run.json")
-    settings_title = "Maps"
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -96,7 +95,7 @@ class LookResult(Result):
         with replacing(path) as temporary:
             temporary.write_bytes(content)
             write_json(path.with_suffix(".json"), self.summary)
-            write_page(page, self.record, self.headlines(), self.drawn, settings=self.settings_title)
+            write_page(page, self.record, self.headlines(), self.drawn)
         return page
 
 

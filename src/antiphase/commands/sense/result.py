@@ -39,6 +39,7 @@ class SenseResult(Result):
     """The sensitivity of the attention of models, layer by layer."""
 
     main_table = "alignment"
+    needs = ("summary.json", "run.json")
     keys = ("models", "pairs")
 
     def headlines(self) -> list[Headline]:

@@ -107,9 +107,7 @@ def _ways(rows: pl.DataFrame) -> pl.DataFrame:
 class TransferResult(Result):
     """How often the adversarial images of each model break the others."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "comparisons")
-    settings_title = "Attack"
 
     @cached_property
     def rates(self) -> pl.DataFrame:
