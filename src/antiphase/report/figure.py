@@ -293,6 +293,11 @@ def saved(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
+def as_svg(figure: Figure) -> str:
+    """Return a figure as an SVG document."""
+    return saved(figure, "svg").decode()
+
+
 def inline_svg(svg: str, name: str, description: str) -> str:
     """Prepare an SVG document for a page: without prologue, on no ground, with unique ids, scalable and labelled."""
     body = svg[svg.index("<svg") :]

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from antiphase.commands.look.run import paint
-from antiphase.report.figure import STYLE, draw_radar, dress, saved
+from antiphase.report.figure import STYLE, as_svg, draw_radar, dress
 from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, SIZE, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
@@ -101,7 +101,7 @@ def plot_figure(plot: Plot) -> Figure:
 def text_svg(figure: Figure) -> str:
     """Return a figure as an SVG document whose text is text: small, and searchable in a page."""
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        svg = saved(figure, "svg").decode()
+        svg = as_svg(figure)
     return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 

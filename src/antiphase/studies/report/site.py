@@ -21,7 +21,7 @@ from antiphase.commands.result import Result as RunResult
 from antiphase.commands.result import read_result, without_intervals
 from antiphase.errors import UserError
 from antiphase.files import write_text
-from antiphase.report.figure import inline_svg, saved
+from antiphase.report.figure import as_svg, inline_svg
 from antiphase.report.page import Headline, Section, embedded, environment
 from antiphase.studies.claims import OWN
 from antiphase.studies.figures import Artefact
@@ -88,7 +88,7 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
             continue
         figure, narrow = plot_figure(plot), None
         if min(plot.columns, len(plot.panels)) > 1:  # on a phone, panels stand below one another
-            svg = saved(plot_figure(replace(plot, columns=1)), "svg").decode()
+            svg = as_svg(plot_figure(replace(plot, columns=1)))
             narrow = Markup(inline_svg(svg, f"n{place}", html.escape(plot.name)))
         drawn = embedded(figure, f"p{place}", html.escape(plot.name))
         drawn["downloads"]["csv"] = f"data:text/csv;charset=utf-8,{quote(tables.plot_csv(plot))}"
