@@ -21,8 +21,7 @@ from antiphase.report.words import number, points_interval
 from antiphase.statistics.intervals import Estimate, Within, as_difference, as_share, is_interval, mean_over_seeds
 from antiphase.terminal import eps_label
 
-# Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
-# report.
+# Okabe and Ito's colour-blind-safe palette; the first family of a kind of attention has one colour in all reports
 _FIRST = {"softmax": "#0072B2", "differential": "#D55E00"}
 _FURTHER = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 

@@ -44,10 +44,8 @@ from antiphase.terminal import duration, eps_label, say
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
-_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
-    ("sample", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards"), pl.Int64
-)
-_CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(("sample", "clean_prediction", "prediction"), pl.Int64)
+_CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64, "forwards": pl.Int64, "backwards": pl.Int64}
 
 
 @dataclass(frozen=True)
@@ -427,18 +425,11 @@ def draw_gallery(
         sample=np.array(samples),
         label=some.labels.numpy(),
         clean=clean,
-        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
+        adversarial=np.stack(list(map(np.load, shown["image"]))).reshape(*shape, *clean.shape[1:]),
         clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
         prediction=shown["prediction"].to_numpy().reshape(shape),
         files=tuple(map(printable, getattr(some, "files", ()))),
     )
-
-
-def _read(path: str) -> Any:
-    try:
-        return np.load(path)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); delete it, and the gallery lacks it") from error
 
 
 _BATCH = {"cuda": 128}  # images at once; elsewhere a batch of 16 takes as long per image as a larger one

@@ -18,12 +18,11 @@ from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
 from antiphase.data import ImageSet
-from antiphase.evaluation.rates import clean_accuracy, not_above_chance
+from antiphase.evaluation.rates import MODEL_SCHEMA, clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.report import figure as figures
-from antiphase.report.figure import Family, colors_of, families
 from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, number
@@ -33,14 +32,11 @@ from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
-_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
-    ("sample", "clean_prediction", "prediction", "radius", "top", "count"), pl.Int64
-)
-_CELL_SCHEMA |= {"radius": pl.Float64}
-_ABOUT_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
-_SETTINGS_SCHEMA = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
-_SETTINGS_SCHEMA |= {"smoothing_seed": pl.Int64}
-CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS_SCHEMA
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(("sample", "clean_prediction", "prediction"), pl.Int64)
+_CELL_SCHEMA |= {"radius": pl.Float64, "top": pl.Int64, "count": pl.Int64}
+_SETTINGS = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
+CERTIFY_SCHEMA = MODEL_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS
+CERTIFY_SCHEMA |= {"smoothing_seed": pl.Int64}
 
 
 def run(
@@ -89,7 +85,7 @@ def smoothed_rows(
 
             how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
             smooth(model, images, **how, ids=ids, on_finished=keep)
-    how = {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
+    how = {column: getattr(smoothing, column) for column in _SETTINGS}
     rows = pl.DataFrame({"sample": data.ids.numpy()}).join(cache.collect(), on="sample", maintain_order="left")
     return described(rows, CERTIFY_SCHEMA, name, model, data, smoothing_seed=smoothing.seed, **how)
 
@@ -203,7 +199,7 @@ class CertifyResult(Result):
 def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     """Draw certified accuracy up to the largest radius that the noise samples can certify, with 95 % Wilson bands."""
     smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
-    colors = colors_of(families(summary["models"]))
+    colors = figures.colors_of(figures.families(summary["models"]))
     grid, curves = np.linspace(0, smoothing["reach"], 257).tolist(), []
     for name in models:
         block = rows.filter(model=name)
@@ -212,7 +208,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     lines = pl.concat(curves).with_columns(pl.col("value", "low", "high") * 100)
     with figures.new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
-        groups = [Family(name, colors[name], (name,)) for name in models]
+        groups = [figures.Family(name, colors[name], (name,)) for name in models]
         drawn = figures.draw_families(axes, lines, "radius", groups, marks=False)
         figures.add_legend(axes, drawn, loc="best", fontsize=8.5)
         title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
@@ -227,7 +223,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
 
 def _certified(summary: Mapping[str, Any]) -> Table:
     models = summary["models"]
-    colors = colors_of(families(models))
+    colors = figures.colors_of(figures.families(models))
     numbers = [{"model": model["name"], **rate} for model in models for rate in model["certified_accuracy"]]
     radii = dict.fromkeys(f"{row['radius']:g}" for row in numbers)
     rows = [

@@ -17,6 +17,7 @@ from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.sense import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
+from antiphase.evaluation.rates import MODEL_SCHEMA
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
@@ -31,7 +32,6 @@ from antiphase.streams import key, sample_keys
 from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
-ABOUT_SCHEMA: Any = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}  # of rows of any part
 
 Rows = Iterator[pl.DataFrame]
 
@@ -56,7 +56,7 @@ class Part:
     @property
     def stored(self) -> dict[str, Any]:
         """The schema of the rows on disk, which do not name the model."""
-        return {name: kind for name, kind in self.schema.items() if name not in ABOUT_SCHEMA}
+        return {name: kind for name, kind in self.schema.items() if name not in MODEL_SCHEMA}
 
 
 def run(options: SenseOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
