@@ -241,14 +241,11 @@ def card_of_run(result: Any) -> RobustnessCard:
     """Return the card of a run."""
     run, twins = result.record, result.twins
     options, settings = run["options"], run["settings"]
-    sides: list[list[str]] = [[], []]
-    for family in result.families:
-        members = set(family.models)
-        for side, names in zip(sides, (members - twins, members & twins), strict=True):
-            side += [family.name] * bool(names)
+    models = [family.name for family in result.families if not {*family.models} <= twins]
+    against = [family.name for family in result.families if {*family.models} & twins]
     means = result.mean_comparisons.rename({"value": "difference", "n": "seeds"})
     content = {
-        "name": " against ".join(", ".join(side) for side in sides if side),
+        "name": " against ".join(", ".join(side) for side in (models, against) if side),
         "command": result.kind,
         "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
         "data": {

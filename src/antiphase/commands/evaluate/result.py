@@ -31,8 +31,6 @@ Number = Mapping[str, Any]
 """A row of ``results`` or of ``differences`` of the summary."""
 
 _words = partial(text, "evaluate.txt")
-
-
 LEVELS = {"answers at random": "chance", "always the largest class": "constant"}  # shown below the models
 
 

@@ -78,16 +78,14 @@ def run(options: SenseOptions, command: str = "", lineup: Lineup | None = None) 
     summary |= summarise(rows, lineup.pairs)
     doubts = lineup.doubts()
     summary |= {"warnings": doubts} if doubts else {}
-    settings = {name: getattr(options, name) for name in _SETTINGS}
+    numbers = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in numbers}
     settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
     settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
     settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
     frames = {part: rows.get(part) for part in known}  # None: of an earlier run with the same --out
     write_run(lineup, options, summary, frames, settings, doubts, command, began)
     return summary
-
-
-_SETTINGS = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
 
 
 def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
