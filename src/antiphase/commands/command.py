@@ -82,9 +82,10 @@ class Command:
         """Do the work in the directory of a run; return the result and its page, written if the directory stays."""
         from antiphase.commands.result import read_result
 
-        out, process = Path(options.out), this_process()
+        out = Path(options.out)
         with run_folder(out, self.name, options):
             imported(self.run)(options, typed)
+            process = this_process()
             process.wait()
             result = read_result(out, self.name, stored=stored)
             return result, result.write_report(out) if stored and process.first else out

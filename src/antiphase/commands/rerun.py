@@ -46,10 +46,10 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     from antiphase.commands.loading import check_code
 
     run = f"run {shown(str(options.run))}"
-    stored, name = None, held_by(options.run) or ""
+    stored, name = None, held_by(options.run)
     with contextlib.suppress(UserError):
         stored = read_json(options.run / "run.json").get("options")
-    if not isinstance(stored, dict):
+    if name is None or not isinstance(stored, dict):
         raise UserError(f"{run}: no run.json with options in it; {_FINISHED}")
     others = ("look", "compare", "study")
     repeatable = [each for each in COMMANDS if each not in others and find_command(each).result]

@@ -278,7 +278,7 @@ class AttackOptions(AuditOptions):
     out: fields.Out = Path("antiphase-attack")
 
 
-_OWN = {"out", "eps", "limit", "seed", "device", "quiet"}
+_OFFERED = {"out", "eps", "limit", "seed", "device", "quiet"}  # by quickstart
 
 
 class QuickstartOptions(AuditOptions):
@@ -292,7 +292,7 @@ class QuickstartOptions(AuditOptions):
     antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
     """
 
-    left_out: ClassVar = tuple(AuditOptions.model_fields.keys() - _OWN)
+    left_out: ClassVar = tuple(AuditOptions.model_fields.keys() - _OFFERED)
 
     model: fields.Model = tuple(f"specimen:diffvit-{seed}" for seed in range(8))
     against: fields.Against = tuple(f"specimen:vit-{seed}" for seed in range(8))
