@@ -223,14 +223,14 @@ def test_a_run_is_repeated_with_its_code_only_if_that_is_said(folder, run_cli, c
         assert (folder / "RAN").exists()
 
 
-def test_a_repetition_writes_nowhere_else(folder, run_cli):
+def test_a_stored_option_that_the_command_has_not_is_refused(folder, run_cli):
     (folder / "old").mkdir()
     (folder / "old" / ".antiphase").write_text("sense")
     record = {"options": {"model": ["specimen:none"], "write_adapter": "elsewhere.py"}}
     (folder / "old" / "run.json").write_text(json.dumps(record))
-    err = run_cli("rerun", "old")[2]
-    assert "write_adapter" not in err  # options of before are left out
-    assert not (folder / "elsewhere.py").exists()
+    code, out, err = run_cli("rerun", "old")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "option 'write_adapter': expected one of" in err
 
 
 @pytest.mark.parametrize(

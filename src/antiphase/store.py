@@ -61,7 +61,6 @@ class Journal:
         self.flushed = time.monotonic()
 
     def compact(self, rows: pl.DataFrame) -> None:
-        """Replace the files by one that holds all the rows."""
         old = self._files()
         self.pending = [rows]
         self.flush()

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from antiphase.commands.run_folder import MARKER
 from antiphase.evaluation.rates import ROW_SCHEMA, summarise_rates
 from antiphase.files import write_json
 from antiphase.report.gallery import AttackGallery, write_gallery
@@ -100,6 +101,7 @@ def made_up_run(
     ]
     directory.mkdir(parents=True, exist_ok=True)
     rows.write_parquet(directory / "rows.parquet")
+    (directory / MARKER).write_text("audit\n")
     write_json(directory / "summary.json", summarise_rates(rows, cards, pairs))
     run = {
         "command": "antiphase audit specimen:diffvit-0 --against specimen:vit-0 --eps 0.5/255,1/255,2/255",

@@ -96,7 +96,6 @@ class Result(ABC):
 
     @classmethod
     def open(cls, folder: Path, command: str) -> "Result":
-        """Return the result in a directory that a command wrote."""
         return read_result(folder, command)
 
     @classmethod

@@ -36,7 +36,6 @@ class Source:
         return self.test.name
 
     def tasks(self) -> tuple[str, ...]:
-        """Return the names of the tasks that can be measured on it."""
         return tuple(task.name for task in all_tasks() if task.serves(self))
 
 

@@ -56,7 +56,6 @@ class Rate(Part):
 
     @property
     def hits(self) -> int:
-        """How many of the images it counts."""
         return round(self.value * self.n)
 
     @model_validator(mode="after")
@@ -204,7 +203,6 @@ class RobustnessCard(Part):
 
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, float], Rates]:
-        """The rates by model, attack, norm and ε."""
         rows = ((model.name, row) for model in self.models for row in model.rates)
         return {(name, row.attack, row.norm, row.eps): row for name, row in rows}
 

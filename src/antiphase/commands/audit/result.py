@@ -78,7 +78,6 @@ class AuditResult(Result):
 
     @cached_property
     def rates(self) -> pl.DataFrame:
-        """Every rate, see :func:`antiphase.evaluation.rates.rates`."""
         return asr.rates(self.rows)
 
     @cached_property

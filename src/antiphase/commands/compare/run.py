@@ -188,7 +188,6 @@ class CompareResult(Result):
         return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]
 
     def figure(self) -> Figure:
-        """Draw the differences, quantity by quantity."""
         axis, several = along(self.rows), self.rows["pair"].n_unique() > 1
         blocks = self.rows.partition_by("what", maintain_order=True)[:_MOST_PANELS] if axis else [self.rows]
         forests = []

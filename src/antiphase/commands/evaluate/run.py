@@ -175,8 +175,6 @@ def protocol_with(settings: Mapping[str, Any]) -> Protocol:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One task of one model on one data set."""
-
     task: EvaluationTask
     model: nn.Module
     name: str

@@ -163,7 +163,6 @@ def _ranked(models: Iterable[Sequence[Row]], folder: Path) -> list[dict[str, Any
 
 
 def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a ranking as a table, for LaTeX, Markdown and CSV."""
     rows, numbers = [], []
     for line in lines:
         rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}

@@ -53,7 +53,6 @@ class LookResult(Result):
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Models, images, texts and maps."""
         return self.read_json("maps.json")
 
     def headlines(self) -> list[Headline]:
@@ -72,7 +71,6 @@ class LookResult(Result):
         return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")])]
 
     def figure(self) -> Figure:
-        """Draw the maps, with methods under their names in words."""
         texts = self.summary["texts"]
         with np.load(io.BytesIO(self.files["shown.npz"])) as arrays:
             images = [arrays[name].astype(np.float64) / 255 for name in arrays if name.startswith("image")]

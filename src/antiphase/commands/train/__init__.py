@@ -63,7 +63,6 @@ class DefendedOptions(fields.Options):
 
     @property
     def defences(self) -> dict[str, float]:
-        """The strengths of --defend by name."""
         strengths: dict[str, float] = {}
         for word in self.defend:
             name, equals, strength = word.partition("=")
@@ -198,13 +197,11 @@ class TrainOptions(DefendedOptions, TrainingOptions):
 
     @property
     def model_part(self) -> dict[str, Any]:
-        """The fields of the model that were given."""
         sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
 
     @property
     def adversary(self) -> dict[str, Any]:
-        """The fields of the adversary that were given."""
         return {_ADVERSARY[name]: value for name, value in self.chosen(*_ADVERSARY).items()}
 
 

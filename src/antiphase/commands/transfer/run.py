@@ -139,7 +139,6 @@ class TransferResult(Result):
         return [Headline(title, lead, f"ε = {eps_label(row['eps'])}, n = {self.record['n']:,}", lambda: plot)]
 
     def figure(self) -> Figure:
-        """Draw the matrix at the largest ε."""
         largest = self.rates.filter(eps=self.rates["eps"].max())
         names = [model["name"] for model in self.summary["models"]]
         with new_figure(2.4 + 0.9 * len(names), 1.6 + 0.6 * len(names)) as figure:
