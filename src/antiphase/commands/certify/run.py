@@ -106,14 +106,10 @@ def curve(
     return pl.DataFrame(numbers, dict.fromkeys(("radius", "value", "low", "high"), pl.Float64) | {"n": pl.Int64})
 
 
-def round_radii(smoothing: Smoothing) -> list[float]:
-    """Return the multiples of σ/2 from 0 to the largest radius that the number of samples allows."""
-    return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
-
-
 def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str, Any]:
     """Return what the rows say of each model, and the paired differences of the first from the second."""
-    radii = round_radii(smoothing)
+    # multiples of σ/2 up to the largest radius that the number of samples allows
+    radii = [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
     models = []
     for (name,), block in rows.group_by(["model"], maintain_order=True):
         block = block.sort("sample")

@@ -61,11 +61,7 @@ class Verification:
 
 @validated
 def verify(card: str | Path, **options: Any) -> Verification:
-    """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
-
-    ``card`` is ``card.json``, the directory of the audit that wrote it, or ``"robustbench:NAME"``; ``options`` are the
-    command's. Hashes of weights and data come first: if one differs, nothing is attacked.
-    """
+    """Measure again what a robustness card says and compare, as ``antiphase verify`` does with these ``options``."""
     return _verified(VerifyOptions(card=Path(card), **options))
 
 
