@@ -60,8 +60,7 @@ class Command:
 
         if not self.has_report:
             content = imported(self.run)(options, typed)
-            sheets = () if tables is None else content.tables
-            return content, {sheet.name: table_text(sheet, tables) for sheet in sheets}
+            return content, {} if tables is None else {one.name: table_text(one, tables) for one in content.tables}
         began = time.monotonic()
         result, report = self.measure(options, typed)
         if not this_process().first:
