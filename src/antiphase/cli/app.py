@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -125,8 +126,6 @@ _SAY: Any = {"metavar": "", "help": "Say more: why a backend was not chosen, and
 
 def register(group: typer.Typer, command: "Command") -> None:
     """Add a command to a group; its options are the fields of its model, which gets only what was typed or stored."""
-    from pydantic_core import to_jsonable_python
-
     from antiphase.commands.command import Refusal
 
     options = command.options
@@ -161,8 +160,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             say("\n\n".join(tables.values()))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
-            # JSON has no NaN and no infinity: they become null
-            say(json.dumps(to_jsonable_python(answer, inf_nan_mode="null", fallback=str), indent=2))
+            say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
         if isinstance(answer, Refusal):
             raise typer.Exit(1)
 
@@ -249,6 +247,15 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def _finite(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]:
