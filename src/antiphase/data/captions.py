@@ -153,10 +153,10 @@ def coco_objects(root: Path, split: str) -> FilePairs:
 def karpathy(
     name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
 ) -> FilePairs:
-    """List the images and captions of one of Karpathy's splits, in the order of the file ``place``; restval is train.
+    """List one of Karpathy's splits in the order of the file; restval is train.
 
-    With ``folder``, that is ``dataset_FOLDER.json`` in a folder of the data folder. Images are searched there and next
-    to the list, also in ``image_folders``.
+    The file is ``place``, or ``dataset_FOLDER.json`` in the data folder's ``folder``; ``image_folders`` are below
+    either.
     """
     split = choose_split(name, split, SPLITS)
     if folder:
@@ -183,11 +183,9 @@ _CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def csv_pairs(place: Path, split: str) -> FilePairs:
-    """List the image files and captions of a table with a header line; each row is one caption of one image.
+    """List the image files and captions of a table of one split, described in docs/data.md.
 
-    Columns, in any order and case, are one of ``_IMAGE_COLUMNS`` (relative to the table's folder) and one of
-    ``_CAPTION_COLUMNS``; ``split`` is refused, others are ignored. The table is one split, whichever is asked for. Rows
-    of the same image become one pair, in the order of their first rows.
+    Rows of the same image become one pair, in the order of their first rows; columns of other names are ignored.
     """
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]

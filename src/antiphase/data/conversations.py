@@ -79,10 +79,9 @@ class Conversations:
 def load_conversations(
     name: str, *, stage: int, limit: Count | None = None, seed: Seed = 0, root: str | os.PathLike[str] | None = None
 ) -> Conversations:
-    """Load conversations from a named source, one of ``CONVERSATION_SOURCES``; a ``UserError`` if it is not usable.
+    """Load conversations from one of ``CONVERSATION_SOURCES``, of ``stage`` 1 (captions) or 2 (instructions).
 
-    ``stage`` is 1 for captions, 2 for instructions. ``limit`` keeps only N of them, drawn with ``seed``, in their own
-    order. ``root`` is the data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
+    ``limit`` keeps N of them, drawn with ``seed``, in their own order. ``root`` is as in :func:`load_data`.
     """
     if stage not in (1, 2):
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
@@ -177,11 +176,7 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shard_conversations(name: str, path: str, root: Path) -> Conversations:
-    """List conversations in local, uncompressed tar files: KEY.json and, for an image, KEY.jpg, .png, .webp or .jpeg.
-
-    KEY.json is a record of LLaVA's JSON layout, whose own path of the image is ignored, or its ``conversations``
-    alone, as in Megatron-LM (``examples/multimodal/convert_llava_pretrain_to_wds.py``).
-    """
+    """List conversations in local, uncompressed tar files, in the layout that docs/data.md describes."""
     shards = find_shards(path, root)
     if remote := [shard.place for shard in shards if not shard.local]:
         raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")

@@ -192,9 +192,6 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
         folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
         fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
         downloaded("caltech101", "Caltech101", root, fix)
-    for place in (folder, folder.parent):
-        if (split_file := place / "antiphase-split.csv").exists():
-            raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
     classes = sub_folders(folder)
     class_names = [names.get(name, name.replace("_", " ").strip()) for name in classes]
     images = list_classes("caltech101", split, folder, classes, class_names)

@@ -54,15 +54,10 @@ def polygon_mask(points: Float[np.ndarray, "corners 2"], height: int, width: int
     >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
     [[0, 1, 1, 0], [0, 0, 0, 0]]
     """
-    x, y = points.T
-    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
-    centres = np.arange(height)[:, None] + 0.5
-    crossed = (y <= centres) != (next_y <= centres)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        crossing = x + (centres - y) / (next_y - y) * (next_x - x)
-    # an edge that a row of centres crosses changes the side of every pixel to the right of the crossing
-    right = crossed[:, None, :] & (crossing[:, None, :] <= np.arange(width)[:, None] + 0.5)
-    return right.sum(-1) % 2 == 1
+    from matplotlib.path import Path as Outline  # slow to import
+
+    y, x = np.mgrid[:height, :width] + 0.5
+    return Outline(points).contains_points(np.c_[x.ravel(), y.ravel()]).reshape(height, width)
 
 
 def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "height width"]:
@@ -289,7 +284,6 @@ class FileImages(ImageSet):
         return self.square or Square(self.image_size)
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1]."""
         rows = _index(positions, len(self)).tolist()
         if not rows:
             return torch.empty(0, *self.image_shape)
@@ -298,7 +292,6 @@ class FileImages(ImageSet):
         return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place to save memory
 
     def resized(self, square: Square, channels: int | None = None) -> "FileImages":
-        """Return the same files, resized and cropped in another way."""
         return self.altered(image_size=square.size, square=square, channels=channels or self.channels)
 
     def fingerprint(self) -> str:

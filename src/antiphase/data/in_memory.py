@@ -119,11 +119,7 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
-    """Return the images of a NumPy archive with ``images`` and ``labels`` (or ``x``, ``y``), or a pair for each split.
-
-    Such pairs have the split before or behind: ``train_images``, ``x_test``. Images may lack the channels or have them
-    last. ``class_names`` is optional. Nothing is unpickled.
-    """
+    """Return the images of a NumPy archive, described in docs/data.md; nothing is unpickled."""
     name = f"npz:{printable(path)}"
     try:
         with regular_file(Path(path).expanduser()) as raw:  # NumPy itself would leave a damaged file open

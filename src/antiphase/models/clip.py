@@ -216,10 +216,10 @@ def find_clip(variant: str) -> ClipVariant:
 
 @validated
 def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build a CLIP with standard attention in both towers, of the preset ``"b16"`` or ``"small"``.
+    """Build a CLIP with standard attention in both towers, of the preset ``"small"`` or ``"b16"``.
 
-    ``fields`` are those of :class:`~antiphase.models.clip.ClipConfig`; ``vision`` and ``text`` are dictionaries of what
-    differs from the preset.
+    ``"b16"`` is the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters). ``fields`` are those of
+    :class:`ClipConfig`; ``vision`` and ``text`` are dictionaries of what differs from the preset.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 
@@ -233,18 +233,6 @@ def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     :func:`~antiphase.models.diffvit`) and ``attention``, another registered one.
     """
     return clip(preset, seed=seed, **{"towers": "both"} | fields)
-
-
-@validated
-def clip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters); arguments as for :func:`clip`."""
-    return clip("b16", seed=seed, **fields)
-
-
-@validated
-def diffclip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build the paper's DiffCLIP at ViT-B/16 (Section 4); arguments as for :func:`diffclip`."""
-    return diffclip("b16", seed=seed, **fields)
 
 
 def clip_sizes(

@@ -65,7 +65,6 @@ class Adversary(Fields):
 
     @property
     def updates_per_batch(self) -> int:
-        """Number of parameter updates per minibatch."""
         return self.replays if self.variant == "free" else 1
 
     def eps_at(self, update: int, updates_per_epoch: int) -> float:
@@ -152,8 +151,7 @@ def robust_accuracy(
 ) -> float:
     """Return the fraction of images that are classified correctly and stay so under PGD, in [0, 1], for monitoring.
 
-    Uses at most 500 images and 10 L∞ steps of ε/4 from one random start, in float32. Leaves the model in evaluation
-    mode.
+    At most 500 images, 10 L∞ steps of ε/4 from one random start, in float32; the model stays in evaluation mode.
     """
     model.eval()
     some = data.subset(_EVALUATION_IMAGES, 0)

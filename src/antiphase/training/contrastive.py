@@ -55,12 +55,9 @@ def train_clip(
     trackers: Sequence[Tracker] = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train a dual encoder and write it to a directory.
+    """Train a dual encoder, as :func:`~antiphase.training.train_classifier` does.
 
-    The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
-    epoch) and, if samples were unusable, ``bad-samples.txt``; 1,000 of them in a row, or a whole epoch, stop the
-    training. Calling it again resumes an interrupted run at the next batch, and returns the log of a finished one.
-    Under torchrun the processes share every batch; the gradient is that of the whole batch.
+    If samples are unusable, ``bad-samples.txt`` names them; 1,000 in a row, or a whole epoch, stop the training.
 
     Args:
         weights: to start from; None: those that the recipe's seed draws.
@@ -278,11 +275,10 @@ def accumulate(
 ) -> Number:
     """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
-    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part. 2. All
-    processes gather all embeddings and compute the loss and its gradient with respect to them. 3. Each process
-    backpropagates its own rows, part by part; the gradients are summed over the processes. So the result depends on
-    ``part`` and the number of processes by rounding only (GradCache: L. Gao et al., *Scaling Deep Contrastive Learning
-    Batch Size under Memory Limited Setup*, RepL4NLP 2021).
+    Processes embed their shares, ``part`` samples at a time, and gather all embeddings for the loss and its gradient.
+    Then each backpropagates its own rows, part by part, and the gradients are summed. So ``part`` and the number of
+    processes matter by rounding only (GradCache: L. Gao et al., *Scaling Deep Contrastive Learning Batch Size under
+    Memory Limited Setup*, RepL4NLP 2021).
     """
     count, device = len(share.images), accelerator.device
     size = part or count

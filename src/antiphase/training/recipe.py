@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
@@ -22,15 +22,16 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class Stored(Fields):
-    """Fields that are None are not stored, so that recipes of before they existed keep their identity."""
+class AnyRecipe(Fields):
+    """What every recipe of training has."""
 
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
+    data: str
+    data_fingerprint: str
+    seed: Seed = 0
+    precision: Precision = "float32"
 
 
-class Recipe(Stored):
+class Recipe(AnyRecipe):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
     The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
@@ -39,9 +40,6 @@ class Recipe(Stored):
     """
 
     model: VitConfig | StartingModel
-    data: str
-    data_fingerprint: str
-    seed: Seed = 0
     epochs: Count = 100
     batch_size: Count = 128
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -50,7 +48,6 @@ class Recipe(Stored):
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_epochs: NonNegative = 0.0
     augment: Literal["none", "flip-crop"] = "none"
-    precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
     defences: dict[str, float] | None = None  # strengths by name
@@ -117,7 +114,7 @@ Kind = Literal["clip", "siglip", "slip_exact"]
 MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
-class ClipRecipe(Stored):
+class ClipRecipe(AnyRecipe):
     """Hyperparameters of a dual encoder's training; stored next to its weights.
 
     The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
@@ -126,10 +123,7 @@ class ClipRecipe(Stored):
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
-    data: str
-    data_fingerprint: str
     start: str | None = None  # SHA-256 of the weights of another run that it starts from
-    seed: Seed = 0
     epochs: Count = 40
     batch_size: int = Field(default=4096, ge=2)
     learning_rate: Positive = 5e-4
@@ -144,7 +138,6 @@ class ClipRecipe(Stored):
     captions: Literal["first", "any"] = "any"
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
     defences: dict[str, float] | None = None  # strengths by name, of penalties on the image tower's maps
-    precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
 
 

@@ -21,8 +21,8 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
 from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
-from antiphase.precision import Precision
 from antiphase.streams import key
+from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive
 from antiphase.vlm.model import Kind, Projector, Prompt, Style, Tower, VisionLanguageModel, build_tower, image_tokens
 
 LANGUAGE_FOLDER = "language"
@@ -43,12 +43,12 @@ class VlmConfig(Fields):
     tuned: bool = False  # whether all weights of the language model were trained and are stored
 
 
-class VlmRecipe(Fields):
+class VlmRecipe(AnyRecipe):
     """Hyperparameters of one stage of a vision-language model's training: every field that affects the weights.
 
-    Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
-    tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
-    decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
+    Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The
+    defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW, 3 % linear warm-up, then half a cosine
+    to 0.
 
     ``projector_start`` of stage 1: PyTorch's weights, as in LLaVA, or :meth:`~antiphase.vlm.Projector.start_at_words`.
     With ``text_first`` the first epoch begins with the conversations that have no image.
@@ -58,21 +58,17 @@ class VlmRecipe(Fields):
     stage: Literal[1, 2]
     model: VlmConfig
     pretrained_sha256: str | None = None
-    data: str
-    data_fingerprint: str
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=192, ge=1)
-    learning_rate: float = Field(gt=0)
+    epochs: Count = 1
+    batch_size: Count = 192
+    learning_rate: Positive
     warmup: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: NonNegative = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(default=1e-8, gt=0)
-    gradient_norm: float = Field(default=1.0, gt=0)
+    epsilon: Positive = 1e-8
+    gradient_norm: Positive = 1.0
     max_length: int = Field(default=2048, ge=8)
     projector_start: Literal["default", "captions"] = "default"
     text_first: bool = False
-    precision: Precision = "float32"
     store: Literal["float32", "bfloat16"] = "float32"
 
 
@@ -310,15 +306,13 @@ def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
 
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:
-    """Return the language model of a directory with arbitrary weights, and its tokenizer."""
     transformers = import_extra("transformers", str(folder))
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         with torch.random.fork_rng(devices=[]):
             language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        if (folder / "generation_config.json").exists():  # not in directories from before November 2026
-            language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: cannot be read ({first_line(error)}); copy it again or retrain") from None
     return language, tokenizer

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from antiphase.data.hub import offline_at_once
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError
 from antiphase.models.checkpoints import State, as_config, load_into, read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip
 from antiphase.models.schemes.scheme import Wanted, downloading, scheme
@@ -73,7 +73,7 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
         elif f"{prefix}qkv.weight" not in state and f"{prefix}in_proj_weight" not in state:
             raise UserError(f"{source}: no attention under {prefix}*; {_LAYOUT}")
     if differential and lambda_init is None:
-        fix = "pass lambda_init=0.8 for a constant λ_init, or lambda_init='depth' for DiffCLIP*"
+        fix = "write #lambda_init=0.8 behind its name for a constant λ_init, or #lambda_init=depth for DiffCLIP*"
         raise UserError(f"{source}: λ_init missing, the file does not contain it; {fix}")
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
@@ -183,10 +183,7 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
 )
 def _diffclip(wanted: Wanted) -> nn.Module:
     name, _, setting = wanted.name.partition("#")
-    lambda_init = wanted.lambda_init
-    if setting and lambda_init is not None:
-        raise UserError(f"{wanted.spec}: lambda_init {shown(lambda_init)} is given twice; leave one out")
-    lambda_init = read_lambda_init(wanted.spec, setting) if setting else lambda_init
+    lambda_init = read_lambda_init(wanted.spec, setting) if setting else None
     path = local_checkpoint(name)
     if path is None:
         fix = "give a path, or download it on a machine with network access"

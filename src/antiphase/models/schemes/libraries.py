@@ -356,13 +356,10 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
 def quiet(transformers: Any) -> Iterator[None]:
     """Silence the progress bars and messages of transformers and of the hub's client."""
     ours, bars = transformers.utils.logging, transformers.utils.logging.is_progress_bar_enabled()
-    level = ours.get_verbosity()
-    ours.set_verbosity_error()
     ours.disable_progress_bar()
     try:
-        with quiet_logging("huggingface_hub"):
+        with quiet_logging("transformers"), quiet_logging("huggingface_hub"):
             yield
     finally:
-        ours.set_verbosity(level)
         if bars:
             ours.enable_progress_bar()

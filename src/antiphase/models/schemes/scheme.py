@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ class Wanted:
     name: str  # its part after the scheme
     random_weights: bool = False  # build the model with random weights, without a download
     seed: int = 0  # of these weights
-    lambda_init: float | Literal["depth"] | None = None  # λ_init of a checkpoint that does not contain it
     as_built: bool = False  # return what a user's code builds as it is; it may take no images
 
     def split(self) -> tuple[str, str]:

@@ -26,18 +26,14 @@ _OF_MAPS = ("maps", "two maps")
 
 @dataclass(frozen=True)
 class Defence:
-    """A defence, as registered in :data:`antiphase.registry.DEFENCES`.
+    """A defence, as registered in :data:`antiphase.registry.DEFENCES`; its strength is less than ``below``.
 
-    Attributes:
-        term: what the strength times is added to the loss; of a defence that is the whole loss, also a function of the
-            strength; None: it acts on the weights.
-        acts_on: what it changes.
-        needs: ``"maps"``: a model with attention of this package; ``"two maps"``: a differential one; ``"adversary"``:
-            adversarial training. None: nothing.
-        below: what the strength must be less than.
+    ``term`` of a step is added to the loss times the strength; if it is the whole loss, it is a function of the
+    strength, too. ``needs`` is a model with attention of this package (``"maps"``), a differential one, or an
+    adversary.
     """
 
-    term: Callable[..., Tensor] | None = None
+    term: Callable[..., Tensor] | None = None  # None: it acts on the weights
     acts_on: Literal["loss", "whole loss", "weights", "average"] = "loss"
     needs: Literal["maps", "two maps", "adversary"] | None = None
     below: float = math.inf
@@ -126,7 +122,9 @@ def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0)
     """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
     whole = [warm * strengths[name] for name, one in chosen.items() if one.acts_on == "whole loss"]
-    (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [_cross_entropy]
+    (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [
+        lambda step: F.cross_entropy(step.output, step.labels)
+    ]
     return sum(penalties(step, strengths, warm), term(step, *whole))
 
 
@@ -142,8 +140,7 @@ def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> 
 def share_of_time(begin: Callable[[int], Step], strengths: Mapping[str, float]) -> float:
     """Return the share of a step's time, for loss and gradient, that the defences take, in [0, 1].
 
-    ``begin`` returns the step of a number, on the same images. The time of the adversary, and of AWP's second pass, is
-    not in it.
+    ``begin`` returns the step of a number. The time of the adversary, and of AWP's second pass, is not in it.
     """
 
     def seconds(strengths: Mapping[str, float]) -> float:
@@ -162,10 +159,6 @@ def values(step: Step, strengths: Mapping[str, float]) -> dict[str, float]:
     """Return the value of each term that is added to the loss, at one step, by the defence's name."""
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
     return {name: float(one.term(step).detach()) for name, one in chosen.items() if one.acts_on == "loss"}
-
-
-def _cross_entropy(step: Step) -> Tensor:
-    return F.cross_entropy(step.output, step.labels)
 
 
 def check_defences(
