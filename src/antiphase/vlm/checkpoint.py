@@ -26,6 +26,7 @@ from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive
 from antiphase.vlm.model import Kind, Projector, Prompt, Style, Tower, VisionLanguageModel, build_tower, image_tokens
 
 LANGUAGE_FOLDER = "language"
+LORA = ".lora_"  # in the names of the parameters of an adapter
 
 
 class VlmConfig(Fields):
@@ -185,11 +186,6 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
         peft.inject_adapter_in_model(config, language)
 
 
-def is_lora(name: str) -> bool:
-    """Return whether a parameter of this name belongs to an adapter."""
-    return ".lora_" in name
-
-
 def weights_digest(module: nn.Module) -> str:
     """Return the SHA-256 of :func:`named_weights`."""
     return checkpoints.weights_digest(named_weights(module))
@@ -301,7 +297,7 @@ def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) ->
 def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
     """Return the weights that are in a model's file: all but those of a language model that was not trained."""
     weights = named_weights(vlm)
-    kept = (name for name in weights if tuned or is_lora(name) or not name.startswith("language."))
+    kept = (name for name in weights if tuned or LORA in name or not name.startswith("language."))
     return {name: weights[name] for name in kept}
 
 

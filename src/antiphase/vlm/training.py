@@ -22,7 +22,7 @@ from antiphase.processes import sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
 from antiphase.training.loop import Tracker
-from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
+from antiphase.vlm.checkpoint import LORA, VlmRecipe, save_vlm, vlm_learning_rate
 from antiphase.vlm.model import IGNORED, IMAGE, Ids, Images, Mask, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
@@ -148,7 +148,7 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
     """Return what a stage trains, the projector and in stage 2 adapters or language model; freeze all else."""
     for name, parameter in vlm.named_parameters():
         language = recipe.stage == 2 and name.startswith("language.")
-        tuned = language and (recipe.model.lora is None or is_lora(name))
+        tuned = language and (recipe.model.lora is None or LORA in name)
         parameter.requires_grad_(tuned or name.startswith("projector."))
     return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
 
