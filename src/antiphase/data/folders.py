@@ -140,27 +140,25 @@ def _is_litter(folder: str) -> bool:
     return folder.startswith(".") or folder.casefold() in _LITTER
 
 
-def _images_below(
-    source: str, root: Path, folder: str, listed: dict[str, str], left_out: Counter[str]
-) -> Iterator[str]:
+def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], left_out: Counter[str]) -> Iterator[str]:
     """Yield the visible image files at any depth below ``root/folder``, relative to ``root``."""
     # that Pillow, as it is installed, reads
     readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     for place, folders, names in os.walk(root / folder, onerror=_refuse, followlinks=True):
         if (label := listed.get(real := os.path.realpath(place))) is not None:
             if label not in ("", folder):
-                raise UserError(f"{source}: {place} is a folder of the class {label}, too: remove the link")
+                raise UserError(f"{name}: {place} is a folder of the class {label}, too: remove the link")
             folders.clear()
             continue
         listed[real] = folder
         # links last, so that a file has its own path if it has one
-        visible = sorted(name for name in folders if not _is_litter(name))
-        folders[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(place, name)))
+        visible = sorted(one for one in folders if not _is_litter(one))
+        folders[:] = sorted(visible, key=lambda one: os.path.islink(os.path.join(place, one)))
         below = Path(place).relative_to(root).as_posix()
-        for name in names:
-            suffix = "" if name.startswith(".") else os.path.splitext(name)[1].lower()
+        for file in names:
+            suffix = "" if file.startswith(".") else os.path.splitext(file)[1].lower()
             if suffix in SUFFIXES or suffix in _RARE_SUFFIXES & readable:
-                yield f"{below}/{name}"
+                yield f"{below}/{file}"
             elif suffix in _RARE_SUFFIXES:
                 left_out[suffix] += 1
 

@@ -16,18 +16,10 @@ from antiphase.arguments import Fields, Seed, validated
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
+from antiphase.models import transformer
 from antiphase.models.checkpoints import as_config
 from antiphase.models.preprocessing import Images
-from antiphase.models.transformer import (
-    PRESETS_OF,
-    ScheduleName,
-    Size,
-    TextConfig,
-    TextTransformer,
-    attention_named,
-    attention_slot,
-    check_memory,
-)
+from antiphase.models.transformer import ScheduleName, Size, TextConfig, TextTransformer
 from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
 
@@ -140,8 +132,8 @@ def bare_clip(config: ClipConfig) -> CLIP:
     if vision.num_classes:
         raise UserError(f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's tower has no head")
     try:
-        check_memory(text, text.vocab_size + text.context_length)
-        text_tower = TextTransformer(attention_slot(text), text)
+        transformer.check_memory(text, text.vocab_size + text.context_length)
+        text_tower = TextTransformer(transformer.attention_slot(text), text)
     except ValueError as error:
         raise UserError(f"text tower: {error}") from None
     scale = {"logit_scale": config.logit_scale, "logit_bias": config.logit_bias}
@@ -187,7 +179,7 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-PRESETS: dict[str, dict[str, Any]] = PRESETS_OF["clip"]
+PRESETS: dict[str, dict[str, Any]] = transformer.PRESETS_OF["clip"]
 
 
 @dataclass(frozen=True)
@@ -268,7 +260,7 @@ def configure_clip(
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
-    sizes, attention = PRESETS[preset], attention_named(attention, variant)
+    sizes, attention = PRESETS[preset], transformer.attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     in_vision, in_text = (lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text"))
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's

@@ -154,10 +154,7 @@ def _specimens() -> Path:
     return Path(str(files("antiphase").joinpath("specimens")))
 
 
-@scheme(
-    "specimen:NAME",
-    "a trained model shipped with the package: vit-0 … vit-7, diffvit-0 … diffvit-7, vit-robust-0, diffvit-robust-0",
-)
+@scheme("specimen:NAME", "a trained model in the package: vit-0 … -7, diffvit-0 … -7, vit-robust-0, diffvit-robust-0")
 def _specimen(wanted: Wanted) -> nn.Module:
     name = wanted.name
     if name not in specimen_names():

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.arguments import NOT_EMPTY, Device, Size, validated
+from antiphase.arguments import NOT_EMPTY, Device, validated
 from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
@@ -27,6 +27,7 @@ from antiphase.training.defences.weights import adversarial_weights, averaged, k
 from antiphase.training.loop import Tracker
 from antiphase.training.recipe import Recipe, learning_rate
 
+_TOGETHER = 256  # images of which the accuracy is measured at a time
 _SHIFT = 4  # pixels, the usual choice for 32-pixel images
 
 
@@ -196,13 +197,11 @@ def flip_crop(
 
 
 @validated
-def accuracy(
-    model: nn.Module, data: Annotated[ImageSet, NOT_EMPTY], device: Device = "cpu", batch_size: Size = 256
-) -> float:
+def accuracy(model: nn.Module, data: Annotated[ImageSet, NOT_EMPTY], device: Device = "cpu") -> float:
     """Return the fraction of correct predictions, in [0, 1], computed in float32."""
     model.eval()
     correct = 0
     with torch.no_grad():
-        for _, images, labels in data.batches(batch_size):
+        for _, images, labels in data.batches(_TOGETHER):
             correct += int((model(images.to(device)).argmax(1).cpu() == labels).sum())
     return correct / len(data)

@@ -207,9 +207,7 @@ def random_crops(
     return torch.stack(crops).permute(0, 3, 1, 2)
 
 
-def _crop_box(
-    height: int, width: int, draws: Float[Tensor, " numbers"], scale: tuple[float, float]
-) -> tuple[int, int, int, int]:
+def _crop_box(height: int, width: int, draws: Tensor, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     log_ratio = math.log(4.0 / 3.0)
     for area_draw, ratio_draw in draws[:-2].view(-1, 2).tolist():
         area = height * width * (scale[0] + (scale[1] - scale[0]) * area_draw)

@@ -178,9 +178,7 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
         raise UserError(f"{spec}: expected #lambda_init=0.8 (or another number), or =depth") from None
 
 
-@scheme(
-    "diffclip:PATH#lambda_init=0.8", "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository"
-)
+@scheme("diffclip:PATH#lambda_init=0.8", "a released DiffCLIP or its baseline, a file or a hub repository")
 def _diffclip(wanted: Wanted) -> nn.Module:
     name, _, setting = wanted.name.partition("#")
     lambda_init = read_lambda_init(wanted.spec, setting) if setting else None

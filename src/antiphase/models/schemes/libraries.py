@@ -53,11 +53,7 @@ def _timm(wanted: Wanted) -> nn.Module:
     return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag, others)
 
 
-@scheme(
-    "torchvision:NAME",
-    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
-    random=True,
-)
+@scheme("torchvision:NAME", "any torchvision classifier; NAME.WEIGHTS or NAME@FILE for other weights", random=True)
 def _torchvision(wanted: Wanted) -> nn.Module:
     from torchvision import models  # a second to import
 
@@ -171,11 +167,7 @@ def quiet_logging(name: str | None = None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-@scheme(
-    "open_clip:NAME/TAG",
-    "any open_clip model, with the pretrained weights TAG, those of open_clip:NAME@FILE, or an exported directory",
-    random=True,
-)
+@scheme("open_clip:NAME/TAG", "any open_clip model, also of a file, NAME@FILE, or an exported directory", random=True)
 def _open_clip(wanted: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
@@ -269,9 +261,7 @@ def import_extra(name: str, what: str) -> Any:
         raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
-@scheme(
-    "hf:ORG/NAME", "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY", random=True
-)
+@scheme("hf:ORG/NAME", "an image classifier or CLIP of transformers, on the hub or in a directory", random=True)
 def _hugging_face(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
     transformers = import_extra("transformers", spec)

@@ -75,9 +75,7 @@ def code_content(name: str) -> str:
     return digest(*parts)[:16] if parts else ""
 
 
-@scheme(
-    "python:FILE:CALLABLE", "your own model: what a function of a Python file or module returns; the file is executed"
-)
+@scheme("python:FILE:CALLABLE", "your own model: what a function of a file or module returns; the file is executed")
 def _python(wanted: Wanted) -> nn.Module:
     spec = wanted.spec
     where, function, settings = split_spec(wanted.name)

@@ -36,12 +36,10 @@ class Wanted:
         name, _, file = self.name.partition("@")
         return name, file
 
-    def loaded(
-        self, model: Model, name: str, num_classes: int = 0, used: Preprocessing | None = None, **facts: Any
-    ) -> Model:
+    def loaded(self, model: Model, name: str, count: int = 0, used: Preprocessing | None = None, **facts: Any) -> Model:
         """Return the model in evaluation mode with its card: ``used``, its preprocessing, and other ``facts``."""
         shape = used.image_shape if used else (0, 0, 0)
-        facts = {"image_shape": shape, "preprocessing": used, "num_classes": num_classes} | facts
+        facts = {"image_shape": shape, "preprocessing": used, "num_classes": count} | facts
         seed = self.seed if self.random_weights else None
         return with_card(model, ModelCard(name, self.spec, attention_kind(model), seed, **facts))
 

@@ -120,12 +120,11 @@ def in_use(strengths: Mapping[str, float]) -> dict[str, float]:
 
 def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Tensor:
     """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
-    chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
-    whole = [warm * strengths[name] for name, one in chosen.items() if one.acts_on == "whole loss"]
-    (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [
-        lambda step: F.cross_entropy(step.output, step.labels)
-    ]
-    return sum(penalties(step, strengths, warm), term(step, *whole))
+    loss = None
+    for name, strength in strengths.items():
+        if (one := find(DEFENCES, name, "defence")).acts_on == "whole loss":
+            loss = one.term(step, warm * strength)
+    return sum(penalties(step, strengths, warm), F.cross_entropy(step.output, step.labels) if loss is None else loss)
 
 
 def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Iterator[Tensor]:

@@ -33,9 +33,8 @@ def _products(step: Step) -> Tensor:
         if maps.negative is None or maps.lam is None:
             continue
         probe = step.probe(layer, maps.positive)
-        one, two = (
-            torch.autograd.grad(branch, x, probe, create_graph=True)[0] for branch in (maps.positive, maps.negative)
-        )
+        both = maps.positive, maps.negative
+        one, two = (torch.autograd.grad(branch, x, probe, create_graph=True)[0] for branch in both)
         sums = [(a * b).sum() / len(x) for a, b in ((one, one), (two, two), (one, two))]
         rows.append(torch.stack([*sums, maps.lam.abs().mean()]))
     return torch.stack(rows)
