@@ -293,7 +293,7 @@ def test_robust_accuracy_is_that_of_the_attack(eps):
     y = torch.where(torch.arange(150) % 4 > 0, predicted, y)  # most are right to begin with
     names = tuple("abcde")
     data = ArrayImages(name="toy", split="test", class_names=names, ids=torch.arange(150) * 3 + 1, labels=y, pixels=x)
-    found = robust_accuracy(model, data, eps, seed=4, batch_size=64)
+    found = robust_accuracy(model, data, eps, seed=4)
     threat = attacks.Threat(eps=eps)
     result = attacks.pgd(model, x, y, threat, steps=10, seed=4, ids=data.ids)
     assert found == pytest.approx(1 - result.asr, abs=1e-9)

@@ -23,19 +23,14 @@ Row = tuple[str, tuple[str, ...], int | None]  # file, captions, label
 
 
 def row_pairs(
-    name: str,
-    split: str,
-    root: Path,
-    rows: Sequence[Row],
-    class_names: tuple[str, ...] = (),
-    lack: str = "has no caption",
+    name: str, split: str, root: Path, rows: Sequence[Row], names: Sequence[str] = (), lack: str = "has no caption"
 ) -> FilePairs:
     """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
     kept = [(number, *row) for number, row in enumerate(rows) if row[1]]
     ids, files, captions, labels = zip(*kept, strict=True) if kept else ((),) * 4
     skipped = tuple(f"{file} {lack}" for file, captions, _ in rows if not captions)
     about = {"ids": torch.tensor(ids, dtype=torch.int64), "captions": captions, "skipped": skipped}
-    return FilePairs.whole(name, split, class_names, labels if class_names else None, root=root, files=files, **about)
+    return FilePairs.whole(name, split, names, labels if names else None, root=root, files=files, **about)
 
 
 def listed_pairs(

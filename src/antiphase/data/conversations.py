@@ -121,23 +121,21 @@ def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
     )
 
 
-def llava_conversations(
-    name: str, path: str, root: Path, images: str | None = None, only: str | None = None
-) -> Conversations:
+def llava_conversations(name: str, path: str, root: Path, images: str = "", only: str = "") -> Conversations:
     """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
-    if images is None:
+    if not images:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
     places = (Path(place).expanduser() for place in (images, path))
     folder, file = (at if at.exists() or not (root / at).exists() else root / at for at in places)
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
     records = read_list(file)
-    if only is not None and isinstance(records, list):
+    if only and isinstance(records, list):
         told = (one for one in records if isinstance(one, dict))
         records = [one for one in told if str(one.get("image", "")).startswith(only)]
     records = _checked(records, file, literal=True)
     if not records:
-        of = "" if only is None else f" about an image whose path begins with {only!r}"
+        of = f" about an image whose path begins with {only!r}" if only else ""
         raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
     refuse_missing(name, folder, files, "download them, or keep one folder with &only=")

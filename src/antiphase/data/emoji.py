@@ -81,9 +81,8 @@ def emoji_pairs(
 ) -> ArrayPairs:
     """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts, the same for all artists. Labels are the nine Unicode groups. An emoji with
-    skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all. The drawings are cached
-    below the data folder ``root``. ``artists`` are those of a set of several.
+    Labels are the nine Unicode groups. ``tones`` asks for all skin tones, not one drawn by lot. The drawings are cached
+    below ``root``, the data folder. ``artists`` are those of a set of several. See docs/data.md.
     """
     choose_split(name, split, ("train", "test"))
     emojis = _emojis()

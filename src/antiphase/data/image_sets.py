@@ -214,6 +214,7 @@ DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 _FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
 FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
 RANDOM_IMAGES = 1000
+Given = int | None  # None: by the caller of load_data
 SPECIMEN_FILE = "fashion-mnist-test-1000.png"
 SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
 
@@ -278,12 +279,7 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
 
 
 def random_images(
-    split: str,
-    image_size: int | None,
-    channels: int | None,
-    num_classes: int | None,
-    limit: int | None,
-    seed: int | None,
+    split: str, image_size: Given, channels: Given, num_classes: Given, limit: Given, seed: Given
 ) -> ArrayImages:
     """Return uniform 8-bit noise with uniform labels: other draws for each split, of which ``limit`` takes a prefix."""
     if image_size is None or channels is None or num_classes is None:

@@ -71,13 +71,11 @@ _FIELDS = {known.name for known in fields(Source)}
 
 def listed_sources(kind: str) -> dict[str, Source]:
     """Return the sources of ``images``, ``pairs`` or ``conversations`` by name."""
-    return {
-        name: Source(
-            **{key: value for key, value in facts.items() if key in _FIELDS},
-            more={key: value for key, value in facts.items() if key not in _FIELDS},
-        )
-        for name, facts in _LISTED[kind].items()
-    }
+    sources: dict[str, Source] = {}
+    for name, facts in _LISTED[kind].items():
+        known = {key: facts[key] for key in facts if key in _FIELDS}
+        sources[name] = Source(**known, more={key: facts[key] for key in facts if key not in _FIELDS})
+    return sources
 
 
 _SOURCES, _PAIR_SOURCES = listed_sources("images"), listed_sources("pairs")
@@ -192,7 +190,7 @@ def load_data(
 
 
 def _own_images(
-    source: Any, labels: Any, class_names: Sequence[str] | None, limit: int | None, seed: int | None
+    source: Any, labels: Any, class_names: in_memory.Names, limit: int | None, seed: int | None
 ) -> ImageSet:
     if isinstance(source, ImageSet | Dataset | DataLoader) and labels is not None:
         raise UserError(f"labels: {shown(source)} has its own; leave them out")

@@ -26,6 +26,7 @@ from antiphase.registry import CLIPS, SCHEDULES, find
 Init = Literal["matched", "released"]
 Towers = Literal["both", "vision", "text"]
 TokenIds = Int64[Tensor, "batch length"]
+Texts = Sequence[str] | TokenIds
 Embeddings = Float[Tensor, "batch embed"]
 
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
@@ -103,7 +104,7 @@ class CLIP(nn.Module):
         embeddings = self.visual(images, keep) @ self.image_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+    def encode_text(self, texts: Texts, normalize: bool = False) -> Embeddings:
         """Return embeddings of strings or token ids, of length 1 if ``normalize``."""
         if isinstance(texts, str):  # would be read as a list of letters
             raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
@@ -111,9 +112,7 @@ class CLIP(nn.Module):
         embeddings = self.text(trimmed(tokens.to(self.text_projection.device))) @ self.text_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def forward(
-        self, images: Images, texts: Sequence[str] | TokenIds, keep: Kept = None
-    ) -> tuple[Embeddings, Embeddings]:
+    def forward(self, images: Images, texts: Texts, keep: Kept = None) -> tuple[Embeddings, Embeddings]:
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 

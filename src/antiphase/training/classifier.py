@@ -1,6 +1,6 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from antiphase.streams import generator, key, sample_keys, uniform
 from antiphase.training import adversarial, loop
 from antiphase.training.defences import Step, check_defences, defended_loss, in_use, share_of_time, values
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
-from antiphase.training.loop import Tracker
+from antiphase.training.loop import Trackers
 from antiphase.training.recipe import Recipe, learning_rate
 
 _TOGETHER = 256  # images of which the accuracy is measured at a time
@@ -41,7 +41,7 @@ def train_classifier(
     model: nn.Module | None = None,
     stored: dict[str, Any] | None = None,
     lambdas: Callable[[nn.Module], list[float]] = mean_lambdas,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Train a classifier and write it to a directory; a ``UserError`` if that has another run or the data do not fit.

@@ -28,10 +28,10 @@ from antiphase.models.checkpoints import load_into
 from antiphase.models.clip import CLIP, build_clip, tokenize
 from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
-from antiphase.streams import key, sample_keys, uniform
+from antiphase.streams import Keys, key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.defences import Step, check_defences, in_use, penalties, values
-from antiphase.training.loop import Tracker
+from antiphase.training.loop import Trackers
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
@@ -52,7 +52,7 @@ def train_clip(
     part: int | None = None,
     compiled: bool = False,
     checkpointing: bool = False,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Train a dual encoder, as :func:`~antiphase.training.train_classifier` does.
@@ -187,10 +187,7 @@ def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: Pai
 
 
 def random_crops(
-    images: Sequence[UInt8[Tensor, "3 height width"]],
-    keys: Int64[Tensor, " batch"],
-    size: int,
-    scale: tuple[float, float],
+    images: Sequence[UInt8[Tensor, "3 height width"]], keys: Keys, size: int, scale: tuple[float, float]
 ) -> UInt8[Tensor, "batch 3 size size"]:
     """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
 

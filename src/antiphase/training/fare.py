@@ -5,7 +5,7 @@ Embeddings for Robust Large Vision-Language Models*, ICML 2024, equation (3). No
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,13 +50,7 @@ class FareRecipe(AnyRecipe):
 
 
 def fine_tune(
-    recipe: FareRecipe,
-    model: CLIP,
-    images: ImageSet,
-    out: Path,
-    *,
-    trackers: Sequence[loop.Tracker] = (),
-    progress: bool = True,
+    recipe: FareRecipe, model: CLIP, images: ImageSet, out: Path, *, trackers: loop.Trackers = (), progress: bool = True
 ) -> list[dict[str, Any]]:
     """Fine-tune φ, the image tower with its projection, in place; the rest is as in :func:`train_clip`.
 

@@ -34,9 +34,9 @@ class AnyRecipe(Fields):
 class Recipe(AnyRecipe):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
-    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
-    on CIFAR-10, 300 on CIFAR-100. What it does not specify is kept simple. ``adversarial`` is for adversarial training
-    (Appendix D.2), ``defences`` are strengths by name (:mod:`antiphase.training.defences`).
+    The defaults are those of the robustness paper (Appendix C.1), which trains 100 epochs on CIFAR-10, 300 on
+    CIFAR-100. ``adversarial`` is for adversarial training (Appendix D.2), ``defences`` are strengths by name
+    (:mod:`antiphase.training.defences`).
     """
 
     model: VitConfig | StartingModel
@@ -115,11 +115,7 @@ MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
 
 
 class ClipRecipe(AnyRecipe):
-    """Hyperparameters of a dual encoder's training; stored next to its weights.
-
-    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
-    cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
-    """
+    """Hyperparameters of a dual encoder's training, by default DiffCLIP's (those of SLIP, as used by SynthCLIP)."""
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
@@ -143,6 +139,7 @@ class ClipRecipe(AnyRecipe):
 
 # tuned by hand on that set (dev/clip.md), the same for every variant
 _OPENMOJI = dict(epochs=12, batch_size=256, learning_rate=1e-3, warmup_epochs=3.0, weight_decay=0.2)
+# diffclip: recipe and size of the papers; openmoji: for a laptop
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "diffclip": {"size": "b16", "recipe": {}},
     "openmoji": {"size": "small", "recipe": _OPENMOJI},
@@ -152,10 +149,9 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
 def make_clip_recipe(
     variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
 ) -> ClipRecipe:
-    """Build the recipe of a CLIP variant, a key of ``antiphase.registry.CLIPS``.
+    """Build the recipe of a CLIP variant, a key of ``antiphase.registry.CLIPS``, with a preset of ``TRAINING_PRESETS``.
 
-    The preset is ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop); ``model_fields``,
-    arguments of :func:`~antiphase.models.clip.configure_clip`, and ``fields`` override it.
+    ``model_fields``, arguments of :func:`~antiphase.models.clip.configure_clip`, and ``fields`` override it.
     """
     own = find_clip(variant).fields
     if preset not in TRAINING_PRESETS:

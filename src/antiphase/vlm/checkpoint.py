@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import math
-import os
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -228,12 +227,7 @@ def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
 
 @validated
 def save_vlm(
-    vlm: VisionLanguageModel,
-    recipe: dict[str, Any],
-    directory: str | os.PathLike[str],
-    dtype: torch.dtype,
-    *,
-    write: bool = True,
+    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | Path, dtype: torch.dtype, *, write: bool = True
 ) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
@@ -256,11 +250,8 @@ def save_vlm(
 
 
 @validated
-def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
-    """Load what ``antiphase train-vlm`` wrote, in evaluation mode; a language model that was not trained by its name.
-
-    A ``UserError`` refuses a missing or damaged file, or other weights of the language model than in training.
-    """
+def load_vlm(path: str | Path) -> VisionLanguageModel:
+    """Load what ``antiphase train-vlm`` wrote, for evaluation; a language model that was not trained by its name."""
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)
     if recipe.get("kind") != "vlm":

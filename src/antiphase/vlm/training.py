@@ -21,7 +21,7 @@ from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.loop import Tracker
+from antiphase.training.loop import Trackers
 from antiphase.vlm.checkpoint import LORA, VlmRecipe, save_vlm, vlm_learning_rate
 from antiphase.vlm.model import IGNORED, IMAGE, Ids, Images, Mask, VisionLanguageModel
 
@@ -39,7 +39,7 @@ def train_vlm(
     part: int | None = None,
     checkpointing: bool = False,
     sharded: bool = False,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Train one stage, as :func:`~antiphase.training.train_classifier` does, for :func:`~antiphase.vlm.load_vlm`.

@@ -4,7 +4,7 @@ import importlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models import preprocessing
 from antiphase.models.checkpoints import check_finite, load_into, read_state
-from antiphase.models.clip import Embeddings, TokenIds
+from antiphase.models.clip import Embeddings, Texts
 from antiphase.models.preprocessing import Images, Normalized, Preprocessing
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
@@ -150,7 +150,7 @@ class OpenClip(ForeignDual):
     def encode_image(self, images: Images, normalize: bool = False) -> Embeddings:
         return self.model.encode_image(self.normalize(images), normalize=normalize)
 
-    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+    def encode_text(self, texts: Texts, normalize: bool = False) -> Embeddings:
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
         return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
 
@@ -238,7 +238,7 @@ class HuggingFaceDual(ForeignDual):
         output = self.model.get_image_features(pixel_values=self.normalize(images))
         return getattr(output, "pooler_output", output)  # transformers 5 returns more than a tensor
 
-    def encode_text(self, texts: Sequence[str] | TokenIds) -> Embeddings:
+    def encode_text(self, texts: Texts) -> Embeddings:
         if isinstance(texts, Tensor):
             tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
         elif self.tokenizer is None:

@@ -125,9 +125,7 @@ def _file_of(where: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _built(
-    spec: str, folder: Path, module: ModuleType, path: str, settings: dict[str, Any]
-) -> tuple[nn.Module, str | None]:
+def _built(spec: str, folder: Path, module: ModuleType, path: str, settings: dict[str, Any]) -> tuple[nn.Module, Any]:
     try:
         build = operator.attrgetter(path)(module)
     except AttributeError:

@@ -22,6 +22,7 @@ from antiphase.streams import generator
 SHARE, EVERY = 16, 2
 _LEAST = 4  # images, of small batches
 _OF_MAPS = ("maps", "two maps")
+Strengths = Mapping[str, float]  # by the name of the defence
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,13 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "maps") and hasattr(module, "layout")]
 
 
-def in_use(strengths: Mapping[str, float]) -> dict[str, float]:
+def in_use(strengths: Strengths) -> dict[str, float]:
     """Return the defences that have an effect: those of strength 0 have none, unless they are the whole loss."""
     whole = {name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"}
     return {name: strength for name, strength in strengths.items() if strength or name in whole}
 
 
-def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Tensor:
+def defended_loss(step: Step, strengths: Strengths, warm: float = 1.0) -> Tensor:
     """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
     loss = None
     for name, strength in strengths.items():
@@ -127,7 +128,7 @@ def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0)
     return sum(penalties(step, strengths, warm), F.cross_entropy(step.output, step.labels) if loss is None else loss)
 
 
-def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Iterator[Tensor]:
+def penalties(step: Step, strengths: Strengths, warm: float = 1.0) -> Iterator[Tensor]:
     """Yield what each defence adds to the loss at a step."""
     for name, strength in strengths.items():
         one: Defence = find(DEFENCES, name, "defence")
@@ -136,13 +137,13 @@ def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> 
             yield times * warm * strength * one.term(step)
 
 
-def share_of_time(begin: Callable[[int], Step], strengths: Mapping[str, float]) -> float:
+def share_of_time(begin: Callable[[int], Step], strengths: Strengths) -> float:
     """Return the share of a step's time, for loss and gradient, that the defences take, in [0, 1].
 
     ``begin`` returns the step of a number. The time of the adversary, and of AWP's second pass, is not in it.
     """
 
-    def seconds(strengths: Mapping[str, float]) -> float:
+    def seconds(strengths: Strengths) -> float:
         began = time.process_time()
         for number in range(2 * EVERY):
             step = begin(number)
@@ -154,15 +155,13 @@ def share_of_time(begin: Callable[[int], Step], strengths: Mapping[str, float]) 
     return max(0.0, 1.0 - without / seconds(strengths))
 
 
-def values(step: Step, strengths: Mapping[str, float]) -> dict[str, float]:
+def values(step: Step, strengths: Strengths) -> dict[str, float]:
     """Return the value of each term that is added to the loss, at one step, by the defence's name."""
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
     return {name: float(one.term(step).detach()) for name, one in chosen.items() if one.acts_on == "loss"}
 
 
-def check_defences(
-    strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool, clip: bool = False
-) -> None:
+def check_defences(strengths: Strengths, model: nn.Module | None, adversarial: bool, clip: bool = False) -> None:
     """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have.
 
     A CLIP's are penalties on the maps of its image tower, which ``model`` is then.

@@ -66,12 +66,9 @@ def jasmin(step: Step) -> Tensor:
     That the mean over rows is taken is our choice: the paper was not at hand to compare. DINT's second map, whose
     rows are no softmax, is left out.
     """
-    branches = [
-        branch
-        for (module, _, _), (maps, _) in zip(step.layers, step.maps, strict=True)
-        for branch in (maps.positive, None if module.integral else maps.negative)
-        if branch is not None
-    ]
+    branches: list[Tensor] = []
+    for (module, _, _), (maps, _) in zip(step.layers, step.maps, strict=True):
+        branches += [maps.positive, *([] if module.integral or maps.negative is None else [maps.negative])]
     return torch.stack([_bound(branch).log().mean() for branch in branches]).mean()
 
 
