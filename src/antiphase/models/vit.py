@@ -189,8 +189,7 @@ def build_vision(config: VitConfig) -> VisionTransformer:
     patches = (config.image_size // config.patch_size) ** 2
     transformer.check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
     try:
-        sizes = config.model_dump(include=set(_SIZES.split()))
-        return VisionTransformer(transformer.attention_slot(config), **sizes)
+        return VisionTransformer(transformer.attention_slot(config), **config.model_dump(include=set(_SIZES.split())))
     except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
         raise UserError(one_line(error)) from None
 

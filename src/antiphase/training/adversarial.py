@@ -109,8 +109,7 @@ def perturb(
     def gradient(x: Images) -> Images:
         return torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)[0]
 
-    steps = adversary.steps if adversary.variant == "pgd" else 1
-    return ascend(images, adversary, eps, keys, gradient, steps)
+    return ascend(images, adversary, eps, keys, gradient, adversary.steps if adversary.variant == "pgd" else 1)
 
 
 def replay(

@@ -136,8 +136,7 @@ def train_classifier(
             eps = adversary.eps_at(first_update(step), updates)
             if adversary.variant == "free":
                 count = min(replays, updates - step % steps * replays)
-                loss = adversarial.replay(learn, update, images, adversary, eps, keys, count)
-                return loss, count * len(batch)
+                return adversarial.replay(learn, update, images, adversary, eps, keys, count), count * len(batch)
             return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
 
         def evaluate() -> dict[str, Any]:

@@ -128,8 +128,7 @@ def train(
 def check_divisible(batch_size: int, processes: int) -> None:
     """Refuse batches that processes cannot share evenly."""
     if batch_size % processes:
-        expected = f"expected a multiple of {processes}, the number of processes"
-        raise UserError(f"batch size {batch_size}: {expected}")
+        raise UserError(f"batch size {batch_size}: expected a multiple of {processes}, the number of processes")
 
 
 def decayed(parameters: Sequence[Tensor], weight_decay: float, axes: Sequence[int]) -> list[dict[str, Any]]:
@@ -299,8 +298,7 @@ def _load(task: Task, identity: str, path: Path) -> _Standing:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             if metadata["identity"] != identity:
-                fix = "use another --out, or delete it"
-                raise UserError(f"{path} belongs to a run with other settings; {fix}")
+                raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
             for name in file.keys():  # noqa: SIM118 (no dictionary)
                 tensor, (kind, rest) = file.get_tensor(name), name.split(".", 1)
                 if kind == "model":

@@ -76,8 +76,7 @@ def make_recipe(kind: str | StartingModel, images: ImageSet, model_fields: dict[
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        fix = "lower it or train longer"
-        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; {fix}")
+        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer")
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:

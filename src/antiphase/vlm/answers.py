@@ -58,8 +58,7 @@ def answer_all(
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             images = model_images(pictures, [questions[row][0] for row in rows], answering.square).to(device)
-            texts = [questions[row][1] for row in rows]
-            words, logits = answering.answer(images, texts, max_new_tokens)
+            words, logits = answering.answer(images, [questions[row][1] for row in rows], max_new_tokens)
             yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
             answers |= zip(rows, map(Answer, words, yes), strict=True)
             advance(len(rows))

@@ -197,20 +197,12 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def assemble(
-    model: nn.Module,
-    spec: str,
-    name: str,
-    *,
-    style: Style | None = None,
-    kind: Kind = "linear",
-    merge: int = 1,
-    seed: int = 0,
+    model: nn.Module, spec: str, name: str, *, style: Style | None, merge: int, seed: int, kind: Kind = "linear"
 ) -> tuple[VlmConfig, VisionLanguageModel]:
     """Return architecture and model for stage 1, of a model with an image tower and a language model's ``name``."""
     tower, (language, tokenizer) = image_tokens(model), load_language(name)
     about = {"tower_spec": spec, "tower": tower.reference, "tower_sha256": weights_digest(tower)}
-    about |= {"language": name, "language_sha256": weights_digest(language)}
-    about |= {"projector": kind, "merge": merge}
+    about |= {"language": name, "language_sha256": weights_digest(language), "projector": kind, "merge": merge}
     config = VlmConfig(**about, prompt=Prompt(tokenizer, style).style)
     projector = _projector(config, tower, language, seed)
     return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)

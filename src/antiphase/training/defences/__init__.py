@@ -100,8 +100,7 @@ class Step:
 
     def probe(self, layer: int, like: Tensor) -> Tensor:
         """Return N(0, 1) numbers, of this step and layer, shaped as a map."""
-        draws = torch.randn(like.shape, generator=generator(self.seed, "defence", self.number, layer))
-        return draws.to(like)
+        return torch.randn(like.shape, generator=generator(self.seed, "defence", self.number, layer)).to(like)
 
 
 class _AllSeen(Exception):
@@ -179,8 +178,7 @@ def check_defences(strengths: Strengths, model: nn.Module | None, adversarial: b
             penalties = [key for key in DEFENCES if find(DEFENCES, key, "defence").needs in _OF_MAPS]
             raise UserError(f"defend {name}: is of classifiers; expected one of {', '.join(penalties)}")
         if one.needs == "adversary" and not adversarial:
-            fix = "give --adversarial too, such as 2/255"
-            raise UserError(f"defend {name}: learns from perturbed images; {fix}")
+            raise UserError(f"defend {name}: learns from perturbed images; give --adversarial too, such as 2/255")
         if model is None or one.needs not in _OF_MAPS:
             continue
         layers, has = attention_modules(model), "no attention whose maps can be seen"
