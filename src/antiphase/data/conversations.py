@@ -25,9 +25,7 @@ from antiphase.errors import UserError, shown
 from antiphase.files import digest, parse_json
 from antiphase.streams import generator, key
 
-ANSWERS = ("No", "Yes")
-"""The two answers to :func:`ask`, in the order of a classifier's classes."""
-
+ANSWERS = ("No", "Yes")  # to ``ask``, in the order of a classifier's classes
 ASK_CAPTION = "Provide a one-sentence caption for the provided image."  # as in the instructions of LLaVA 1.5
 Turns = tuple[tuple[str, str], ...]
 _PLACE = "<image>"

@@ -44,9 +44,7 @@ GROUPS: tuple[str, ...] = tuple(_TABLES["groups"])
 ICON_SETS: dict[str, str] = _TABLES["icon_sets"]
 SCENES: dict[str, int] = _TABLES["scenes"]
 _THEMES: list[list[str]] = _TABLES["objects"]["themes"]
-OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
-"""What can be seen in ``emoji-objects``, by theme."""
-
+OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)  # of ``emoji-objects``
 _CONCEPTS: dict[str, Any] = _TABLES["concepts"]
 _PERSON, _RELATION = (frozenset(_CONCEPTS[kind].split()) for kind in ("person", "relation"))
 _VARIANT = _PERSON.union(_CONCEPTS["other"].split())

@@ -25,9 +25,8 @@ from antiphase.data.in_memory import MOST_CLASSES, class_numbers
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import parse_json, read_text
 
+# exceptions of huggingface_hub for a missing network, an unknown name, or no permission
 OFFLINE = (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, RuntimeError)
-"""Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
-
 _LABELS = ("label", "labels", "fine_label")
 
 

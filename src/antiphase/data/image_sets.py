@@ -24,8 +24,7 @@ from antiphase.data.images import ArrayImages, FileImages
 from antiphase.errors import UserError, one_line, shown
 
 CLASSES = 1000
-WNID = re.compile(r"n\d{8}")
-"""Pattern of a WordNet id."""
+WNID = re.compile(r"n\d{8}")  # of WordNet
 
 
 def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -> Any:

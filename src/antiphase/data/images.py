@@ -259,10 +259,7 @@ class ArrayImages(ImageSet):
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
-    """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``).
-
-    ``files`` are names relative to ``root``, with forward slashes; ``channels`` are 1 (grey) or 3 (RGB).
-    """
+    """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``)."""
 
     root: Path
     files: tuple[str, ...]
@@ -355,10 +352,7 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
-    """Images with captions, at least one each, and stable ids, with random access.
-
-    ``labels`` and ``objects`` (what is seen where) are None if the source does not say.
-    """
+    """Images with captions, at least one each, and stable ids, with random access."""
 
     captions: tuple[tuple[str, ...], ...]
     labels: Int64[Tensor, " samples"] | None = None

@@ -31,12 +31,9 @@ from antiphase.files import digest, read_json, write_text
 from antiphase.streams import generator, key
 from antiphase.terminal import progress_bar
 
+# Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder
 CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
-"""Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder."""
-
 TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
-"""The names of these sources in the paper."""
-
 # page of the links, columns of the file, which has no header line
 _LINKS = {
     "CC3M": ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),

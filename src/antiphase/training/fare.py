@@ -27,15 +27,12 @@ from antiphase.training.adversarial import Adversary
 from antiphase.training.contrastive import at_least_float32
 from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive, half_cosine
 
+# of the authors, whose PGD has a momentum of 0.9 besides
 ADVERSARY = {"steps": 10, "step_size": 1 / 255, "warmup_epochs": 0.0}
-"""Of the authors, whose PGD has a momentum of 0.9 besides."""
 
 
 class FareRecipe(AnyRecipe):
-    """Hyperparameters of FARE; AdamW, a warm-up of 7 % of the steps, half a cosine, as the authors'.
-
-    They decay all weights; here, as in all trainings of this package, matrices alone.
-    """
+    """Hyperparameters of FARE, as the authors' but for the weight decay: here that of matrices alone."""
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
@@ -45,7 +42,7 @@ class FareRecipe(AnyRecipe):
     batch_size: Count = 128
     learning_rate: Positive = 1e-5
     weight_decay: NonNegative = 1e-4
-    warmup: float = Field(default=0.07, ge=0, le=1)  # share of the steps
+    warmup: float = Field(default=0.07, ge=0, le=1)  # share of the steps, before half a cosine
     store: Literal["float32", "float16"] = "float32"
 
 
