@@ -102,16 +102,13 @@ def still_there(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Samples(ABC):
-    """Samples with stable ``ids``, their positions in the full split: subsets keep them, and they key random streams.
-
-    ``skipped`` are files that were left out, ``prompts`` those of each class (None: made from its name).
-    """
+    """Samples with stable ``ids``, their positions in the full split, which subsets keep; they key random streams."""
 
     name: str
     split: str
     ids: Int64[Tensor, " samples"]
-    skipped: tuple[str, ...] = ()
-    prompts: tuple[tuple[str, ...], ...] | None = None
+    skipped: tuple[str, ...] = ()  # files that were left out
+    prompts: tuple[tuple[str, ...], ...] | None = None  # of each class; None: made from its name
 
     @classmethod
     def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
@@ -262,9 +259,9 @@ class FileImages(ImageSet):
     """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``)."""
 
     root: Path
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # names relative to ``root``, with forward slashes
     image_size: int = 224
-    channels: int = 3
+    channels: int = 3  # 1 (grey) or 3 (RGB)
     square: Square | None = None
 
     def __post_init__(self) -> None:
@@ -355,9 +352,9 @@ class PairSet(Samples):
     """Images with captions, at least one each, and stable ids, with random access."""
 
     captions: tuple[tuple[str, ...], ...]
-    labels: Int64[Tensor, " samples"] | None = None
+    labels: Int64[Tensor, " samples"] | None = None  # None: the source does not say
     class_names: tuple[str, ...] = ()
-    objects: tuple[tuple[ImageObjects, ...], ...] | None = None
+    objects: tuple[tuple[ImageObjects, ...], ...] | None = None  # what is seen where; None: the same
 
     def __post_init__(self) -> None:
         if len(self.captions) != len(self.ids):
