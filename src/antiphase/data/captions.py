@@ -178,10 +178,7 @@ _CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def csv_pairs(place: Path, split: str) -> FilePairs:
-    """List the image files and captions of a table of one split, described in docs/data.md.
-
-    Rows of the same image become one pair, in the order of their first rows; columns of other names are ignored.
-    """
+    """List the images and captions of a table, described in docs/data.md; the rows of an image become one pair."""
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]

@@ -183,10 +183,7 @@ def open_shards(
     root: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> ShardStream:
-    """Open a stream of the shards of :func:`find_shards`, which have only training pairs.
-
-    ``samples`` per epoch are counted unless given, and ``lanes`` are 1, 2, 4 or 8, at most the number of shards.
-    """
+    """Open a stream of shards of training pairs; ``samples`` are counted, and ``lanes`` at most 8, unless given."""
     name, folder = f"shards:{path}", data_root(root)
     choose_split(name, split, ("train",))
     shards = find_shards(path, folder)

@@ -223,10 +223,7 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
 
 @validated
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
-    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, and return its URL.
-
-    ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
-    """
+    """Upload a model to ``USER/NAME`` on the hub, with the token of ``hf auth login``; return its URL."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, folder)
         api = HfApi()

@@ -276,8 +276,7 @@ def answer_columns(rows: pl.DataFrame) -> pl.DataFrame:
 def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]]:
     """Return POPE's metrics that are defined, each as a value for every question whose mean is the metric.
 
-    Precision, recall, F1 and AUC (of the probability of yes) are linearised
-    (:func:`~antiphase.statistics.intervals.ratio_values`).
+    Ratios and AUC (of the probability of yes) are linearised (:func:`~antiphase.statistics.intervals.ratio_values`).
     """
     said, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
     both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)

@@ -161,10 +161,7 @@ def values(step: Step, strengths: Strengths) -> dict[str, float]:
 
 
 def check_defences(strengths: Strengths, model: nn.Module | None, adversarial: bool, clip: bool = False) -> None:
-    """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have.
-
-    A CLIP's are penalties on the maps of its image tower, which ``model`` is then.
-    """
+    """Refuse defences that are unknown or that the model (None: not known yet; a CLIP's image tower) cannot have."""
     chosen: dict[str, Defence] = {name: find(DEFENCES, name, "defence") for name in strengths}
     whole = [name for name, one in chosen.items() if one.acts_on == "whole loss"]
     if len(whole) > 1:
