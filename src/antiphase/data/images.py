@@ -246,10 +246,8 @@ class ArrayImages(ImageSet):
         return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
 
     def fingerprint(self) -> str:
-        pixels = self.pixels.numpy()
-        little = pixels.astype(pixels.dtype.newbyteorder("<"), copy=False)
         kind = f"array {self.pixels.dtype} {tuple(self.pixels.shape)}"
-        return digest(kind, little.tobytes(), little_endian(self.labels), little_endian(self.ids))
+        return digest(kind, self.pixels.numpy().tobytes(), little_endian(self.labels), little_endian(self.ids))
 
 
 @final

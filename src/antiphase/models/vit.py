@@ -93,7 +93,7 @@ class VisionTransformer(nn.Module):
         return x if self.norm_pre is None else self.norm_pre(x)
 
     def features(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:
-        """Return the class token after the last norm; the blocks see the patches ``keep`` (Y. Li, FLIP, CVPR 2023)."""
+        """Return the class token after the last norm; blocks see the patches ``keep`` (Li et al., FLIP, CVPR 2023)."""
         x = self.tokens(images)
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
