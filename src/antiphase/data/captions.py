@@ -20,6 +20,9 @@ from antiphase.files import read_json, read_text
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 _COCO_LISTS = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
 Row = tuple[str, tuple[str, ...], int | None]  # file, captions, label
+# the names that the columns of a table may have, open_clip's among them
+_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
+_CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def row_pairs(
@@ -170,11 +173,6 @@ def karpathy(
                 rows.append((file, tuple(filter(None, captions)), None))
     places = [parent / below for parent in (root, place.parent) for below in image_folders]
     return listed_pairs(name, split, places, rows, fix=fix)
-
-
-# the names that the columns of a table may have, open_clip's among them
-_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
-_CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def csv_pairs(place: Path, split: str) -> FilePairs:

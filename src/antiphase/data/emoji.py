@@ -57,6 +57,7 @@ _DRAWING = 1  # increase when the rendering changes
 _HELD_OUT = 0.15  # fraction of the concepts
 _VARIATION = "\ufe0f"  # requests the coloured form; used inconsistently by files and fonts
 _HALF = SIZE // 2
+_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask, upper left corner
 
 
 @dataclass(frozen=True)
@@ -323,9 +324,6 @@ def _module(name: str) -> Any:
     except ImportError:
         package = name.replace("_", "-")
         raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
-
-
-_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask, upper left corner
 
 
 def _scenes(

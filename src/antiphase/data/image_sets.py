@@ -25,6 +25,15 @@ from antiphase.errors import UserError, one_line, shown
 
 CLASSES = 1000
 WNID = re.compile(r"n\d{8}")  # of WordNet
+_TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
+_SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
+FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
+RANDOM_IMAGES = 1000
+Given = int | None  # None: by the caller of load_data
+SPECIMEN_FILE = "fashion-mnist-test-1000.png"
+SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
 
 
 def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -> Any:
@@ -139,10 +148,6 @@ def _wnids() -> tuple[str, ...]:
     return tuple(ImageNetInfo("imagenet-1k").label_names())
 
 
-_TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
-_SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
-
-
 def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, archives: str) -> FileImages:
     """List a set of the linear probe in the order of its published lists; ``trainval`` of the pets is our ``train``."""
     place, sun = root / folder, name == "sun397"
@@ -207,15 +212,6 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
         seen[folder := file.partition("/")[0]] += 1
         splits[file] = "train" if seen[folder] <= _TRAIN_IMAGES else "test"
     return splits
-
-
-DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
-FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
-RANDOM_IMAGES = 1000
-Given = int | None  # None: by the caller of load_data
-SPECIMEN_FILE = "fashion-mnist-test-1000.png"
-SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
 
 
 def digits(split: str) -> ArrayImages:

@@ -24,6 +24,8 @@ from antiphase.streams import generator
 from antiphase.terminal import progress_bar
 
 Region = tuple[tuple[float, ...], ...] | tuple[int, ...]  # polygons, each x0, y0, x1, y1, …; or run lengths
+_OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
+_OF_EACH_SAMPLE += ("which", "places", "samplings")  # of questions about images, see ``vlm/pope``
 
 
 @final
@@ -85,10 +87,6 @@ def region_of(segmentation: Any, height: int, width: int) -> Region:
     if any(len(points) < 6 or len(points) % 2 for points in segmentation):
         raise ValueError("a polygon: expected at least three corners, x and y in turn")
     return tuple(tuple(map(float, points)) for points in segmentation)
-
-
-_OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
-_OF_EACH_SAMPLE += ("which", "places", "samplings")  # of questions about images, see ``vlm/pope``
 
 
 @contextmanager

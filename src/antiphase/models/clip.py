@@ -31,6 +31,9 @@ Embeddings = Float[Tensor, "batch embed"]
 
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wasted tokens
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
+IMAGENET_STD = (0.229, 0.224, 0.225)
+PRESETS: dict[str, dict[str, Any]] = transformer.PRESETS_OF["clip"]
 
 
 def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
@@ -173,12 +176,6 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
             nn.init.trunc_normal_(parameter, std=1e-6 if rest == "cls_token" else 0.02, generator=stream)
 
     draw_own(model, seed, draw)
-
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-PRESETS: dict[str, dict[str, Any]] = transformer.PRESETS_OF["clip"]
 
 
 @dataclass(frozen=True)

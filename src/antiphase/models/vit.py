@@ -18,6 +18,8 @@ from antiphase.streams import generator
 
 InitialWeights = Literal["uniform", "normal"]
 Kept = Int64[Tensor, "batch kept"] | None  # indices of the patches that the blocks see; None: all
+_SIZES = "image_size patch_size in_channels dim depth num_classes mlp_ratio norm_eps mean std activation pre_norm"
+PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in transformer.PRESETS_OF["vit"].items()}
 
 
 class PatchEmbed(nn.Module):
@@ -126,10 +128,6 @@ class VitConfig(TowerConfig):
     initial_weights: InitialWeights = "uniform"
     activation: Activation = "gelu"
     pre_norm: bool = False
-
-
-_SIZES = "image_size patch_size in_channels dim depth num_classes mlp_ratio norm_eps mean std activation pre_norm"
-PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in transformer.PRESETS_OF["vit"].items()}
 
 
 @validated

@@ -28,6 +28,9 @@ from antiphase.models.trained import RESIZE, SQUARE, code_of, is_starting_model,
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
+RELEASED_WEIGHTS = "released.safetensors"
+Layout = Literal["antiphase", "released", "open_clip", "transformers"]
+
 
 @validated
 def load_model(
@@ -100,9 +103,6 @@ def fingerprint(model: nn.Module) -> str:
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0]):
         parts += [name, str(tensor.dtype), raw_bytes(tensor)]
     return digest(*parts)
-
-
-RELEASED_WEIGHTS = "released.safetensors"
 
 
 def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = None) -> nn.Module:
@@ -182,9 +182,6 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
         raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names")
     return tuple(names)
-
-
-Layout = Literal["antiphase", "released", "open_clip", "transformers"]
 
 
 @validated

@@ -20,6 +20,15 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+Kind = Literal["clip", "siglip", "slip_exact"]
+MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
+# tuned by hand on OpenMoji (dev/clip.md), the same for every variant
+_OPENMOJI = dict(epochs=12, batch_size=256, learning_rate=1e-3, warmup_epochs=3.0, weight_decay=0.2)
+# diffclip: recipe and size of the papers; openmoji: for a laptop
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "diffclip": {"size": "b16", "recipe": {}},
+    "openmoji": {"size": "small", "recipe": _OPENMOJI},
+}
 
 
 class AnyRecipe(Fields):
@@ -109,10 +118,6 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-Kind = Literal["clip", "siglip", "slip_exact"]
-MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
-
-
 class ClipRecipe(AnyRecipe):
     """Hyperparameters of a dual encoder's training, by default DiffCLIP's (those of SLIP, as used by SynthCLIP)."""
 
@@ -134,15 +139,6 @@ class ClipRecipe(AnyRecipe):
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
     defences: dict[str, float] | None = None  # strengths by name, of penalties on the image tower's maps
     store: Literal["float32", "float16"] = "float32"
-
-
-# tuned by hand on that set (dev/clip.md), the same for every variant
-_OPENMOJI = dict(epochs=12, batch_size=256, learning_rate=1e-3, warmup_epochs=3.0, weight_decay=0.2)
-# diffclip: recipe and size of the papers; openmoji: for a laptop
-TRAINING_PRESETS: dict[str, dict[str, Any]] = {
-    "diffclip": {"size": "b16", "recipe": {}},
-    "openmoji": {"size": "small", "recipe": _OPENMOJI},
-}
 
 
 def make_clip_recipe(

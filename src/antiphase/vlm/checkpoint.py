@@ -26,6 +26,22 @@ from antiphase.vlm.model import Kind, Projector, Prompt, Style, Tower, VisionLan
 
 LANGUAGE_FOLDER = "language"
 LORA = ".lora_"  # in the names of the parameters of an adapter
+# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: see dev/vlm.md
+VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
+    "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
+    "emoji": {
+        1: {"learning_rate": 5e-5, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
+        2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
+    },
+}
+SCHEDULE = "cosine"  # what vlm_learning_rate follows after the warm-up
+MERGE = {"diffclip": 1, "emoji": 2}  # side of the squares of image tokens that become one, by preset
+SMOLLM2, TINY = "smollm2", "tiny"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_TINY_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
 
 
 class VlmConfig(Fields):
@@ -72,18 +88,6 @@ class VlmRecipe(AnyRecipe):
     store: Literal["float32", "bfloat16"] = "float32"
 
 
-# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: see dev/vlm.md
-VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
-    "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
-    "emoji": {
-        1: {"learning_rate": 5e-5, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
-        2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
-    },
-}
-SCHEDULE = "cosine"  # what vlm_learning_rate follows after the warm-up
-MERGE = {"diffclip": 1, "emoji": 2}  # side of the squares of image tokens that become one, by preset
-
-
 def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
     """Build the recipe of a stage; fields override those of the preset, a key of ``VLM_PRESETS``."""
     return VlmRecipe(stage=stage, model=model, **(VLM_PRESETS[preset][stage] | fields))  # type: ignore[arg-type]
@@ -97,14 +101,6 @@ def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> flo
         return recipe.learning_rate * step / warmup
     progress = (step - warmup) / max(1, total - warmup)
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-SMOLLM2, TINY = "smollm2", "tiny"
-_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_TINY_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant\n{% endif %}"
-)
 
 
 @validated

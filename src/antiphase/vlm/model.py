@@ -30,6 +30,24 @@ HIDDEN_STATE = -2
 
 Images = Float[Tensor, "batch 3 height width"]
 Tokens = Float[Tensor, "batch tokens width"]
+Kind = Literal["linear", "mlp2x"]
+Words = Float[Tensor, "batch language"]
+Ids = Int64[Tensor, "batch length"]
+Mask = Bool[Tensor, "batch length"]
+_RIDGE = 1e-3
+IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
+IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
+Style = Literal["chat", "llava"]
+Turns = Sequence[tuple[str, str]]
+Row = Int64[Tensor, " length"]
+Pieces = list[tuple[str, bool]]  # text, and whether it is a target
+_PLACE = "<image>"
+_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_TODAY = date(2024, 7, 26)  # for templates that write the date; Llama 3.2's own default
+_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
 
 
 class Tower(nn.Module):
@@ -141,27 +159,6 @@ def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Squa
         raise UserError("the image tower was built by hand; expected one built from a configuration")
     about = {"kind": "antiphase", "config": config.model_dump(mode="json")}
     return Tower(visual, square, about | {"square": asdict(square)})
-
-
-Kind = Literal["linear", "mlp2x"]
-Words = Float[Tensor, "batch language"]
-Ids = Int64[Tensor, "batch length"]
-Mask = Bool[Tensor, "batch length"]
-_RIDGE = 1e-3
-IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
-IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
-Style = Literal["chat", "llava"]
-Turns = Sequence[tuple[str, str]]
-Row = Int64[Tensor, " length"]
-Pieces = list[tuple[str, bool]]  # text, and whether it is a target
-
-_PLACE = "<image>"
-_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
-_TODAY = date(2024, 7, 26)  # for templates that write the date; Llama 3.2's own default
-_SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
 
 
 class Prompt:

@@ -44,6 +44,10 @@ POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
 NO, YES, UNPARSED = 0, 1, 2  # predictions; the last is neither, which the script counts as yes
 _AGAIN = "download it again"
 _LONGEST = 16  # tokens of an answer; the script reads the first sentence
+ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
+"""Rows of an attack on answers: a sample is an image with a question, ``samplings`` are those of POPE that ask it."""
+ALL = "all"
+METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present ones, of right answers
 
 
 @dataclass(frozen=True)
@@ -347,13 +351,6 @@ TASK = make_task(
     doubts=_doubts,
     stands_for=lambda data, metric: metric == "accuracy",
 )
-
-
-ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
-"""Rows of an attack on answers: a sample is an image with a question, ``samplings`` are those of POPE that ask it."""
-
-ALL = "all"
-METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present ones, of right answers
 
 
 def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:

@@ -44,6 +44,9 @@ _DIFFERENTIAL: dict[str, Any] = {
     "norm.weight": "diff_norm.weight",
     **{f"lam.{name}": f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")},
 }
+# of differential towers, what the authors' code computes
+_EXPRESSED = {"attention": "differential", "parameterisation": "vector", "head_norm": True, "rescale": True}
+_EXPRESSED |= {"bias": True, "lambda_max": None, "temperature": 1.0, "output_gate": False}
 
 
 def read_released(name: str | Path) -> State:
@@ -116,11 +119,6 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
                 raise UserError(f"{source}: {', '.join(theirs)} have different shapes; {_LAYOUT}")
             mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mine | left
-
-
-# of differential towers, what the authors' code computes
-_EXPRESSED = {"attention": "differential", "parameterisation": "vector", "head_norm": True, "rescale": True}
-_EXPRESSED |= {"bias": True, "lambda_max": None, "temperature": 1.0, "output_gate": False}
 
 
 def to_released(model: CLIP) -> State:

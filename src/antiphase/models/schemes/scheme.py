@@ -20,6 +20,7 @@ from antiphase.modules import advice, device_of
 ImageShape = tuple[int, int, int]  # channels, height, width
 _SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
 _USUAL = 224  # of a model that takes any
+_NAMED = re.compile(r"(?:(\w[\w .+-]*)=)?(.*?)(?:@seed=(\d{1,18}))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,6 @@ class NamedSpec(NamedTuple):
     name: str  # empty if there is none
     spec: str
     seed: int | None
-
-
-_NAMED = re.compile(r"(?:(\w[\w .+-]*)=)?(.*?)(?:@seed=(\d{1,18}))?", re.DOTALL)
 
 
 def named_spec(text: str) -> NamedSpec:
