@@ -45,8 +45,7 @@ def split_named(word: str) -> str | None:
 def class_folder(name: str, place: Path, split: str) -> FileImages:
     """List the images of a folder, one sub-folder per class, with classes and files sorted.
 
-    The classes are those of all splits. A folder without splits has only ``test``, so that no model is tested on
-    training images.
+    The classes are those of all splits. Without splits there is only ``test``: no model is tested on training images.
     """
     name = printable(name)
     if not place.is_dir():

@@ -63,8 +63,7 @@ class VlmRecipe(AnyRecipe):
     """Hyperparameters of one stage of a vision-language model's training: every field that affects the weights.
 
     Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The
-    defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW, 3 % linear warm-up, then half a cosine
-    to 0.
+    defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW, linear warm-up, half a cosine to 0.
 
     ``projector_start`` of stage 1: PyTorch's weights, as in LLaVA, or :meth:`~antiphase.vlm.Projector.start_at_words`.
     With ``text_first`` the first epoch begins with the conversations that have no image.

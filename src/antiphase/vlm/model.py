@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import date
 from typing import Any, Literal, cast
 
@@ -129,18 +129,20 @@ def image_tokens(model: nn.Module) -> Tower:
         expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
         raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
     normalize, square = model.normalize, model.square
+    changed = {name: value for name, value in asdict(square).items() if value != getattr(Square(0), name)}
+    about |= {"interpolation": square.interpolation, **changed}
     about |= {name: getattr(normalize, name).flatten().tolist() for name in ("mean", "std")}
-    return Tower(visual, square, about | {"square": asdict(square), "bgr": normalize.bgr}, normalize)
+    return Tower(visual, square, about | ({"bgr": True} if normalize.bgr else {}), normalize)
 
 
 def build_tower(reference: dict[str, Any]) -> Tower:
     """Build a tower from its :attr:`Tower.reference`; its weights are arbitrary."""
-    square = Square(**reference["square"])
     with torch.random.fork_rng(devices=[]):
         if reference["kind"] == "antiphase":
             config = VitConfig.model_validate(reference["config"])
-            return _our_tower(build_vision(config), config, square)
-        normalize = Normalize(reference["mean"], reference["std"], reference["bgr"])
+            return _our_tower(build_vision(config), config, Square(config.image_size, reference["interpolation"]))
+        normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
+        square = Square(**{one.name: reference[one.name] for one in fields(Square) if one.name in reference})
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
@@ -158,7 +160,7 @@ def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Squa
     if config is None:
         raise UserError("the image tower was built by hand; expected one built from a configuration")
     about = {"kind": "antiphase", "config": config.model_dump(mode="json")}
-    return Tower(visual, square, about | {"square": asdict(square)})
+    return Tower(visual, square, about | {"interpolation": square.interpolation})
 
 
 class Prompt:

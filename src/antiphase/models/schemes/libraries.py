@@ -261,7 +261,7 @@ def import_extra(name: str, what: str) -> Any:
         raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
-@scheme("hf:ORG/NAME", "an image classifier or CLIP of transformers, on the hub or in a directory", random=True)
+@scheme("hf:ORG/NAME", "a classifier or dual encoder of transformers, on the hub or in a directory", random=True)
 def _hugging_face(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
     transformers = import_extra("transformers", spec)

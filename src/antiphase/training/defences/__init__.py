@@ -29,9 +29,8 @@ Strengths = Mapping[str, float]  # by the name of the defence
 class Defence:
     """A defence, as registered in :data:`antiphase.registry.DEFENCES`; its strength is less than ``below``.
 
-    ``term`` of a step is added to the loss times the strength; if it is the whole loss, it is a function of the
-    strength, too. ``needs`` is a model with attention of this package (``"maps"``), a differential one, or an
-    adversary.
+    ``term`` of a step is added to the loss times the strength; as the whole loss, it is a function of the strength,
+    too. ``needs`` is a model with attention of this package (``"maps"``), a differential one, or an adversary.
     """
 
     term: Callable[..., Tensor] | None = None  # None: it acts on the weights
