@@ -141,8 +141,8 @@ def _is_litter(folder: str) -> bool:
 
 def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], left_out: Counter[str]) -> Iterator[str]:
     """Yield the visible image files at any depth below ``root/folder``, relative to ``root``."""
-    # that Pillow, as it is installed, reads
-    readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    # what Pillow, as it is installed, reads
+    readable = {*SUFFIXES, *(one for one in _RARE_SUFFIXES if Image.registered_extensions().get(one) in Image.OPEN)}
     for place, folders, names in os.walk(root / folder, onerror=_refuse, followlinks=True):
         if (label := listed.get(real := os.path.realpath(place))) is not None:
             if label not in ("", folder):
@@ -156,7 +156,7 @@ def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], le
         below = Path(place).relative_to(root).as_posix()
         for file in names:
             suffix = "" if file.startswith(".") else os.path.splitext(file)[1].lower()
-            if suffix in SUFFIXES or suffix in _RARE_SUFFIXES & readable:
+            if suffix in readable:
                 yield f"{below}/{file}"
             elif suffix in _RARE_SUFFIXES:
                 left_out[suffix] += 1

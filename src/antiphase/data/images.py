@@ -350,7 +350,7 @@ class PairSet(Samples):
     captions: tuple[tuple[str, ...], ...]
     labels: Int64[Tensor, " samples"] | None = None  # None: the source does not say
     class_names: tuple[str, ...] = ()
-    objects: tuple[tuple[ImageObjects, ...], ...] | None = None  # what is seen where; None: the same
+    objects: tuple[tuple[ImageObjects, ...], ...] | None = None  # what is seen where; None: not said
 
     def __post_init__(self) -> None:
         if len(self.captions) != len(self.ids):
