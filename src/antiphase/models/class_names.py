@@ -8,7 +8,6 @@ from pathlib import Path
 from antiphase.data import ImageSet
 from antiphase.data.image_sets import CLASSES, WNID, prompt_names, published_wnids
 from antiphase.errors import UserError
-from antiphase.files import read_text
 from antiphase.models.card import ModelCard
 
 _NAMELESS = ("wds:", "npz:", "parquet:", "array", "dataset:")  # sources that may lack class names
@@ -39,8 +38,11 @@ def in_model_order(cards: Sequence[ModelCard], data: ImageSet, fix: str = _HOW) 
 
 def read_class_names(path: Path, num_classes: int) -> tuple[str, ...]:
     """Read class names from a UTF-8 file, one line per model output; a blank line is an output without a name."""
-    text = read_text(path, "give --classes a UTF-8 text file").removeprefix("\ufeff")
-    names = tuple(map(str.strip, text.splitlines()))
+    try:
+        names = tuple(map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"--classes {path}: cannot be read ({reason}); expected a UTF-8 text file") from None
     if len(names) != num_classes:
         fix = f"expected {num_classes}: one per model output, blank if the data lack that class"
         raise UserError(f"--classes {path}: {len(names)} lines, {fix}")
