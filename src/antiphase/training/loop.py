@@ -199,7 +199,7 @@ def _run(
             due_at = ended + max(2.0, 20.0 * (ended - began))
 
     shown = progress and accelerator.is_main_process
-    with status_bar("training", epochs * steps, shown, standing.step) as bar:
+    with status_bar("training", epochs * steps, shown, standing.step) as (show, write):
         for epoch in range(standing.step // steps, epochs):
             note = now = f"epoch {epoch + 1}/{epochs}"
             losses: list[Tensor] = []
@@ -213,7 +213,7 @@ def _run(
                 losses.append(loss)
                 images += count
                 standing.step += 1
-                bar.show(standing.step, note)
+                show(standing.step, note)
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == steps or len(losses) == _CHECK_EVERY_STEPS:
@@ -227,7 +227,7 @@ def _run(
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
                     note = f"{now} · loss {mean:.4f} · {speed:.0f} images/s"
-                    bar.show(standing.step, note)
+                    show(standing.step, note)
                     row = {"loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
                     track(row | {"images_per_second": speed}, standing.step)
                     if within + 1 < steps:
@@ -241,7 +241,7 @@ def _run(
             if accelerator.is_main_process:
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
             if shown:
-                bar.say(f"{now} · {_described({name: row[name] for name in row if name != 'epoch'})}")
+                write(f"{now} · {_described({name: row[name] for name in row if name != 'epoch'})}")
             save_if_due(last=epoch + 1 == epochs)
     return standing.metrics
 
