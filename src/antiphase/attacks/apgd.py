@@ -11,7 +11,7 @@ from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.checks import Targets
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions, expected
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Flags, Threat, per_row, project, random_point, row_norm, steepest
@@ -37,7 +37,6 @@ def apgd(
     rho: Probability = 0.75,
     momentum: Share = 0.75,
     eot: Count = 1,
-    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Maximise the loss by projected gradient ascent with momentum and a step size that is halved when progress stalls.
@@ -74,7 +73,6 @@ def apgd(
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
-        budgets: one ε per sample, at most the threat's.
     """
     threat.require("APGD", "linf", "l2", "l1")
     threat.refuse_infinite("APGD")
@@ -82,7 +80,7 @@ def apgd(
     search: Any = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
     if threat.norm == "l1":
         search = _ApgdL1(threat, steps, loss, targets, restarts, search.name, search.loss)
-    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot))
 
 
 def checkpoints(steps: int) -> list[int]:

@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions, expected
+from antiphase.attacks.engine.search import Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Keys, Norm, Numbers, Threat, per_row, project
@@ -51,7 +51,6 @@ def square(
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool | None = None,
     eot: Count = 1,
-    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Change random windows of the image one by one, and keep each change that raises the loss.
@@ -85,14 +84,13 @@ def square(
         rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``, so that windows become small.
             None does so for fewer than 5,000 queries, AutoAttack's number. :func:`autoattack` never does so.
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
-        budgets: one ε per sample, at most the threat's.
     """
     threat.require("Square", "linf", "l2", "l1")
     threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
     run["precision"] = "float32"
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
-    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot))
 
 
 @dataclass

@@ -14,7 +14,6 @@ from antiphase.attacks.threat import Flags, Numbers, Threat, per_row
 from antiphase.precision import SearchPrecision
 
 Images = Float[Tensor, "samples *shape"]
-Budgets = Float[Tensor, " samples"] | None
 Labels = Integer[Tensor, " samples"] | None
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
 
