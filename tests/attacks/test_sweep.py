@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from antiphase.attacks import Threat, apgd, fab, pgd, square, sweep
+from antiphase.attacks import Threat, apgd, fab, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.sweep import Ensemble, Stage
 from antiphase.errors import UserError
