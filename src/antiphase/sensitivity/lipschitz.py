@@ -361,9 +361,7 @@ _VALUES: dict[str, Callable[[Neighbourhood], Tensor | None]] = {
     "sampled mean": lambda near: near.sampled.mean,
     "sampled maximum": lambda near: near.sampled.largest,
     "power iteration": lambda near: near.slope.value,
-    "gradient ascent": lambda near: (
-        gradient_ascent(steps=near.steps, sampled=near.sampled, **near.known).value
-    ),
+    "gradient ascent": lambda near: gradient_ascent(steps=near.steps, sampled=near.sampled, **near.known).value,
     "local maximum": lambda near: local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest,
     "exact": lambda near: (
         exact_norm(near.f, near.x).value if near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS else None
