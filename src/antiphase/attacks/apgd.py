@@ -135,7 +135,6 @@ class _Apgd:
         rows["rises"], rows["halved"] = torch.zeros_like(rows["t"]), torch.zeros_like(rows["found"])
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Judge the iterate and the step size, then move."""
         (loss,), logits, (gradient,) = oracle.gradients(
             rows, rows["x"], [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         )
@@ -205,7 +204,6 @@ class _ApgdL1:
             rows.put(name, begins, values)
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Judge the iterate, adapt how many pixels a step changes and its length, then move."""
         t, clean = rows["t"], rows["clean"]
         for (factor, _), begin in zip(_PHASES, self.begins, strict=True):
             if bool((t == begin).any()):

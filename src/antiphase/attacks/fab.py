@@ -233,10 +233,7 @@ def _nearest(values: list[Tensor], gradients: list[Points], shift: Points, norm:
     # the distance to each plane, bounds aside
     chosen = torch.stack([value.abs() / length for value, length in zip(moved, lengths, strict=True)], 1).argmin(1)
     value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
-    gradient = gradients[0]
-    for index, slope in enumerate(gradients[1:], start=1):
-        gradient = torch.where(per_row(chosen == index, slope), slope, gradient)
-    return value, gradient
+    return value, torch.stack(gradients)[chosen, torch.arange(len(chosen), device=chosen.device)]
 
 
 def _inner(a: Points, b: Points) -> Values:

@@ -6,7 +6,6 @@ J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbias
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -257,25 +256,6 @@ def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batc
     """Draw a standard normal direction for each image and probe."""
     draws = [normal(probe, images[0].numel()).view(images.shape) for probe in keys.to(images.device).unbind(1)]
     return torch.stack(draws).to(images.dtype)
-
-
-@validated
-def cotangent_grams(model: nn.Module, images: Batch, keys: Probes) -> Iterator[tuple[Layer, Gram]]:
-    """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
-
-    Their shape is (batch, heads, probes). Each layer, head, branch and probe costs a pass back through earlier layers.
-    """
-    images = leaf(images)
-
-    def pulled(branch: Subtracted, layer: Layer, v: Tensor) -> Tensor:
-        heads = branch.vjp(v).unbind(1)
-        return torch.stack([torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads], 1)
-
-    for layer in attention_layers(model, images, graph=True):
-        with gradients(enabled=False):
-            probes = _cotangents(layer.positive.attention, keys)
-            gram = Gram.stack([_layer_gram(layer, partial(pulled, layer=layer, v=v)) for v in probes])
-        yield layer, gram
 
 
 @validated

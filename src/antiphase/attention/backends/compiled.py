@@ -101,11 +101,6 @@ class Call(NamedTuple):
         return {source.dtype for source in self.sources}
 
 
-def may_need_gradients(*inputs: object) -> bool:
-    """Return whether gradients of any of these inputs may be asked for."""
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-
-
 def maps_of(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[list[Tensor], Tensor]:
     """Return the map of each branch and the combined one, in plain operations."""
     maps = [plain_maps(q, k, mask) for q, k in zip(parts[0], parts[1], strict=True)]
@@ -184,8 +179,9 @@ def native_attention(call: Call) -> Tensor:
     First and second derivatives exist, also batched ones; forward mode does not. The mask has no gradient. Gradients
     are written through the same views: parts must not overlap, and together cover their sources.
     """
-    weights = () if call.norm is None else (call.norm.weight,)
-    if not plain_forward() and not may_need_gradients(call.lam, *weights, *call.sources):
+    inputs = (call.lam, *call.sources, None if call.norm is None else call.norm.weight)
+    differentiable = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    if not plain_forward() and not differentiable:
         return compiled_attention(call.parts, call.lam, call.mask, call.norm)
     lam = call.lam if isinstance(call.lam, Tensor) else torch.tensor(call.lam, dtype=torch.float64)
     heads: Any = _Recomputed.apply(call.view, lam, call.mask, *call.sources)
