@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.attention.backends.compiled import Call, HeadNorm, View, maps_of, native_attention, split, takes
+from antiphase.attention.backends.compiled import Call, HeadNorm, View, maps_of, native_attention, takes
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
@@ -18,8 +18,8 @@ _NATIVE = "float32 or, with AVX512-BF16, bfloat16 of even width, on a CPU with A
 
 
 def _eager(call: Call) -> Tensor:
-    queries, keys, v = split(call.view, call.sources)
-    _, combined = maps_of((queries, keys, v), call.lam, call.mask)
+    v = call.parts[2]
+    _, combined = maps_of(call.parts, call.lam, call.mask)
     return call.finish(combined.to(v.dtype) @ v)
 
 

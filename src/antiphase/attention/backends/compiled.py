@@ -107,37 +107,6 @@ def maps_of(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[lis
     return maps, plain_combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
 
 
-def split(view: View, sources: Sequence[Tensor]) -> Parts:
-    """Return the parts, each in memory of its own; of a view's gradient autograd makes three copies, this one."""
-    if plain_forward():
-        return view(*sources)
-    parts: Any = _Split.apply(view, *sources)
-    count = len(parts) // 2
-    return parts[:count], parts[count : 2 * count], parts[-1]
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, view: View, *sources: Tensor) -> tuple[Tensor, ...]:
-        ctx.view, ctx.like = view, [(source.shape, source.dtype) for source in sources]
-        return tuple(part.contiguous() for part in flat(view(*sources)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_join(ctx.view, ctx.like, grads)
-
-
-def _join(view: View, like: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
-    joined = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
-    places = flat(view(*joined))
-    for index, gradient in enumerate(gradients):
-        if torch.is_grad_enabled():
-            # anew: a view that is older than the first writing knows nothing of it
-            places = flat(view(*joined))
-        places[index].copy_(gradient)
-    return joined
-
-
 def flat(parts: Parts) -> tuple[Tensor, ...]:
     """Return queries, keys and values in one tuple: one by one, since what is unbound may not be written to."""
     queries, keys, values = parts
@@ -162,7 +131,10 @@ def plain_gradients(
     to_queries = [one @ k for one, k in zip(of_scores, keys, strict=True)]
     to_keys = [one.mT @ q for one, q in zip(of_scores, queries, strict=True)]
     gradients = (*to_queries, *to_keys, combined.to(v.dtype).mT @ grad)
-    return to_lam, _join(view, [(source.shape, source.dtype) for source in sources], gradients)
+    joined = [grad.new_empty(source.shape, dtype=source.dtype) for source in sources]
+    for index, gradient in enumerate(gradients):  # views made anew: an older one knows nothing of the last writing
+        flat(view(*joined))[index].copy_(gradient)
+    return to_lam, joined
 
 
 def takes(dtypes: set[torch.dtype], width: int) -> bool:
