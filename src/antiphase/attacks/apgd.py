@@ -72,7 +72,7 @@ def apgd(
         restarts: random restarts per sample (and target class), at least 1.
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
-        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
+        eot: as in :func:`pgd`.
     """
     threat.require("APGD", "linf", "l2", "l1")
     threat.refuse_infinite("APGD")

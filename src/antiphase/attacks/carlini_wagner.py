@@ -75,7 +75,7 @@ def carlini_wagner(
         initial_const: first value of c, above 0.
         confidence: κ in units of the logits, at least 0.
         abort_early: end runs that make no progress.
-        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")

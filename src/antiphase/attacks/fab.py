@@ -75,7 +75,7 @@ def fab(
         eta: overshoot η of a step, at least 1.
         beta: β, in (0, 1).
         final_search: whether to search the segment from x₀ to the nearest adversarial example for a nearer one.
-        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
     threat.require("FAB", "linf", "l2", "l1")
     early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))

@@ -29,7 +29,7 @@ _KNOWN = ("seed", "ids", "batch_size", "precision", "progress", "on_finished")
 
 
 class ForeignOptions(RunOptions, total=False):
-    """Options of attacks of other libraries: some of :class:`~antiphase.attacks.engine.search.Run`, and two more.
+    """Options of attacks of other libraries: some of :class:`~antiphase.attacks.engine.search.RunOptions`, and two.
 
     ``name``: name of the attack in the result. ``settings``: parameters of the attack, for the record. ``seed``: of the
     global generators. ``precision``: must be float32. Also ``ids``, ``batch_size``, ``progress`` and ``on_finished``.

@@ -77,13 +77,9 @@ def square(
     Args:
         queries: largest number of queries, at least 1.
         p_init: share of the image covered by the first windows, in (0, 1].
-        restarts: random restarts per sample (and target class), at least 1.
-        targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
-        objective: loss to maximise: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
-            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number per sample.
+        objective: loss to maximise, as in :func:`apgd`, whose are ``restarts``, ``targets`` (a number) and ``eot`` too.
         rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``, so that windows become small.
             None does so for fewer than 5,000 queries, AutoAttack's number. :func:`autoattack` never does so.
-        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
     """
     threat.require("Square", "linf", "l2", "l1")
     threat.refuse_infinite("Square")

@@ -69,21 +69,21 @@ def align(gram: Gram, probes: bool) -> Alignment:
     random probes, at least 2, to be averaged.
     """
     gram = Gram(gram.first.double(), gram.second.double(), gram.cross.double())
+    first, second, cross, *_ = vars(gram.mean() if probes else gram).values()
+    scale, rho = first.sqrt() * second.sqrt(), (second / first).sqrt()
+    cosine = cross / scale
     if not probes:
-        cosine = (gram.cross / (gram.first.sqrt() * gram.second.sqrt())).clamp(-1.0, 1.0)
-        return Alignment(cosine, cosine, cosine, (gram.second / gram.first).sqrt(), 0)
+        cosine = cosine.clamp(-1.0, 1.0)
+        return Alignment(cosine, cosine, cosine, rho, 0)
     count = gram.cross.shape[-1]
     if count < 2:
         raise UserError(f"probes {count}: expected at least 2, to compute an interval")
-    first, second, cross = (part.mean(-1) for part in (gram.first, gram.second, gram.cross))
-    scale = first.sqrt() * second.sqrt()
-    cosine = cross / scale
     balanced = gram.first * (second / first).sqrt()[..., None]
     balanced = balanced + gram.second * (first / second).sqrt()[..., None]
     residual = (gram.cross - 0.5 * cosine[..., None] * balanced) / scale[..., None]
     half = float(stats.t.ppf(0.975, count - 1)) * residual.std(-1) / count**0.5
     low, high = (cosine - half).clamp(-1.0, 1.0), (cosine + half).clamp(-1.0, 1.0)
-    return Alignment(cosine, low, high, (second / first).sqrt(), count)
+    return Alignment(cosine, low, high, rho, count)
 
 
 def _gram(positive: AnyBranch, negative: Subtracted | None, lam: Tensor, gradient: Gradient) -> Gram:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from antiphase.arguments import Count
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, logits_of
-from antiphase.attacks.engine.search import Run
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -52,7 +51,7 @@ def check_inputs(images: Tensor, threat: Threat, ids: Tensor, context: Tensor | 
 
 
 def check_goal(
-    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Run
+    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
     others = dict(labels=labels, context=run.context, on_finished=run.on_finished, targets=targets or None)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from antiphase.attacks.engine import checks
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane, Schedule
-from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
+from antiphase.attacks.engine.search import Rows, RunOptions, Search, read_options
 from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
@@ -108,7 +108,7 @@ class _Work:
         labels: Tensor | None,
         threat: Threat,
         search: Search,
-        run: Run,
+        run: Any,
         ids: Tensor,
     ) -> None:
         self.images, self.ids, self.threat, self.search, self.run = images, ids, threat, search, run
