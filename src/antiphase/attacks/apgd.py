@@ -145,9 +145,8 @@ class _Apgd:
         rows["rises"] = rows["rises"] + ((loss > rows["last_loss"]) & (rows["t"] > 0))
         rows["last_loss"] = loss
         higher = loss > rows["peak_loss"]
-        rows.put("peak", higher, rows["x"])
-        rows.put("peak_gradient", higher, gradient)
-        rows.put("peak_loss", higher, loss)
+        for name, values in (("peak", rows["x"]), ("peak_gradient", gradient), ("peak_loss", loss)):
+            rows.put(name, higher, values)
         interval = self.interval.to(rows["t"].device)[rows["t"].clamp(max=self.steps)]
         checkpoint = interval > 0
         few_rises = rows["rises"] < self.rho * interval

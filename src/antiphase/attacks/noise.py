@@ -36,8 +36,6 @@ def noise(
 
 @dataclass
 class _Noise:
-    """Noise; a step is a draw."""
-
     threat: Threat
     draws: int
     name, targets, restarts = "noise-uniform", None, 1

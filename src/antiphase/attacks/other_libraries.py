@@ -220,6 +220,6 @@ def _name(attack: Any) -> str:
 
 def _about(library: str, attack: Any) -> ForeignOptions:
     """Return the name of an attack, and those of its parameters that are plain values."""
-    plain = {name: x for name, x in vars(attack).items() if isinstance(x, bool | int | float | str | None)}
-    settings = {name: x for name, x in plain.items() if name[:1] != "_" and name != "attack"}
+    public = {name: value for name, value in vars(attack).items() if name[:1] != "_" and name != "attack"}
+    settings = {name: value for name, value in public.items() if isinstance(value, bool | int | float | str | None)}
     return {"name": f"{library}-{_name(attack)}", "settings": settings}

@@ -146,10 +146,7 @@ class _Square:
         moved, first = better.any(1), better.int().argmax(1)
         queries = torch.where(moved, first + 1, until)
         row = torch.arange(len(rows), device=first.device)
-        at = moved.nonzero().flatten()  # few rows: avoid copying the images of the others
-        rows["best"][at] = x[at, first[at]]
-        rows.put("loss", moved, loss[row, first])
-        rows["found"] = rows["found"] | (moved & adversarial[row, first])
+        rows.keep_best(x[row, first], loss[row, first], adversarial[row, first])
         rows["forwards"] = rows["forwards"] + queries * oracle.passes
         rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
