@@ -23,7 +23,7 @@ import torch
 from rounds import provenance, ratio, take_turns
 from torch import Tensor, nn
 
-from antiphase.models import clip_vit_b16, diffclip_vit_b16, diffvit, vit
+from antiphase.models import clip, diffclip, diffvit, vit
 from antiphase.processes import keep_freed_memory
 
 WEE = {"patch_size": 16, "in_channels": 3, "dim": 256, "depth": 14, "num_heads": 4, "num_classes": 1000}
@@ -32,7 +32,7 @@ TINY = {"depth": 4}  # Fashion-MNIST, 28 pixels in patches of 4: what studies an
 SETTINGS: dict[str, tuple[int, Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "wee": (16, lambda: vit(256, **WEE), lambda: diffvit(256, **WEE)),
     "b16-v2": (8, lambda: vit(224), lambda: diffvit(224, variant="v2")),
-    "clip": (8, clip_vit_b16, lambda: diffclip_vit_b16(init="released")),
+    "clip": (8, lambda: clip("b16"), lambda: diffclip("b16", init="released")),
     "tiny": (128, lambda: vit(28, **TINY), lambda: diffvit(28, **TINY)),
 }
 FORMS = ("differential", "standard", "sdpa")

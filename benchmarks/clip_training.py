@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from rounds import provenance, ratio, take_turns
 from torch import Tensor, nn
 
-from antiphase.models import clip_vit_b16, diffclip_vit_b16
+from antiphase.models import clip, diffclip
 from antiphase.processes import keep_freed_memory
 from antiphase.training.contrastive import Share, accumulate
 
@@ -42,9 +42,9 @@ def main() -> None:
     bf16 = options.precision == "bf16"
     share = random_share(options.batch, options.tokens)
     steps = {
-        "clip": our_step(clip_vit_b16(), share, bf16),
-        "diffclip": our_step(diffclip_vit_b16(), share, bf16),
-        "diffclip-vision": our_step(diffclip_vit_b16(towers="vision"), share, bf16),
+        "clip": our_step(clip("b16"), share, bf16),
+        "diffclip": our_step(diffclip("b16"), share, bf16),
+        "diffclip-vision": our_step(diffclip("b16", towers="vision"), share, bf16),
         "open_clip": their_step(share, bf16),
     }
     seconds = take_turns(steps, options.rounds)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from antiphase.commands import COMMANDS
 from antiphase.commands.doctor import run as doctor
-from antiphase.commands.rerun import compared, recorded
+from antiphase.commands.rerun import compared
 from antiphase.commands.sense import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
@@ -223,14 +223,14 @@ def test_a_run_is_repeated_with_its_code_only_if_that_is_said(folder, run_cli, c
         assert (folder / "RAN").exists()
 
 
-def test_a_repetition_writes_nowhere_else(folder, run_cli):
+def test_a_stored_option_that_the_command_has_not_is_refused(folder, run_cli):
     (folder / "old").mkdir()
     (folder / "old" / ".antiphase").write_text("sense")
     record = {"options": {"model": ["specimen:none"], "write_adapter": "elsewhere.py"}}
     (folder / "old" / "run.json").write_text(json.dumps(record))
-    err = run_cli("rerun", "old")[2]
-    assert "write_adapter" not in err  # options of before are left out
-    assert not (folder / "elsewhere.py").exists()
+    code, out, err = run_cli("rerun", "old")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "option 'write_adapter': expected one of" in err
 
 
 @pytest.mark.parametrize(
@@ -268,13 +268,6 @@ def test_a_budget_given_twice_is_one_line(run_cli, eps):
     code, out, err = run_cli("sense", "specimen:vit-0", "--eps", eps)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "given twice; give each number once" in err
-
-
-def test_the_older_name_of_an_option_is_read(tmp_path):
-    (tmp_path / ".antiphase").write_text("audit")
-    for stored, nested in ((True, {"nested": "off"}), (False, {})):
-        (tmp_path / "run.json").write_text(json.dumps({"options": {"independent": stored}}))
-        assert recorded(tmp_path) == ("audit", nested)
 
 
 def test_only_a_finished_run_is_repeated(folder, run_cli):

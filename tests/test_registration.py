@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from antiphase.attention import AttentionMaps, combine, softmax_maps
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.sense import SenseOptions
-from antiphase.commands.sense.run import measure
+from antiphase.commands.sense import run as sense
 from antiphase.commands.train import TrainClipOptions
 from antiphase.data import ArrayImages, load_data, sources
 from antiphase.data.sources import Source
@@ -239,7 +239,7 @@ def test_its_alignment_is_measured_like_any_other(digits, tmp_path):
     out = tmp_path / "sense"
     out.mkdir()
     options = SenseOptions(model=("m",), probes=2, eps=(4 / 255,), out=out, quiet=True)
-    summary = measure(Lineup([model], [], digits.subset(2)), options)
+    summary = sense.run(options, lineup=Lineup([model], [], digits.subset(2)))
     assert summary["models"][0]["attention"] == "differential"
     assert summary["models"][0]["lambda"] == mean_lambdas(model)
 

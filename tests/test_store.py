@@ -9,7 +9,7 @@ import pytest
 from antiphase import store
 from antiphase.commands.audit.run import measure
 from antiphase.commands.certify import CertifyOptions
-from antiphase.commands.certify.run import certify
+from antiphase.commands.certify import run as certify
 from antiphase.commands.evaluate import EvaluateOptions
 from antiphase.commands.evaluate.run import Source, evaluate
 from antiphase.commands.lineup import Lineup
@@ -19,7 +19,6 @@ from antiphase.data import load_data
 from antiphase.models import clip, load_model, vit, write_model
 from antiphase.models.checkpoints import save
 from antiphase.processes import Process
-from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.store import Journal
 from tests.commands.audits import attack_options
 from tests.threads import in_threads
@@ -40,8 +39,9 @@ def _sense(model, out):
 
 
 def _certify(model, out):
-    options = CertifyOptions(model="m", batch_size=16, out=out, quiet=True)
-    return certify(Lineup([model], [], IMAGES), Smoothing(0.2, 5, 20, 0.05), options)[0]
+    few = {"sigma": 0.2, "select": 5, "samples": 20, "alpha": 0.05}
+    options = CertifyOptions(model="m", batch_size=16, out=out, quiet=True, **few)
+    return certify.run(options, lineup=Lineup([model], [], IMAGES))[0]
 
 
 def _evaluate(model, out):
@@ -126,13 +126,13 @@ def test_processes_wait_where_one_would_disturb_another(tmp_path, monkeypatch):
 
     def run(process):
         for wanted in (range(5), range(9)):  # the second time, some are stored
-            found = store.Cache(tmp_path, {"a": {"of": "a"}}, schema, [("a", n) for n in wanted], process)
+            found = store.Cache(tmp_path, {"of": "a"}, schema, wanted, process)
             with found.filling(2) as parts:
                 for part in parts:
                     rows = {"sample": part, "by": [process.rank] * len(part)}
-                    found.journals["a"].append(pl.DataFrame(rows, schema=schema))
+                    found.journal.append(pl.DataFrame(rows, schema=schema))
                     made.extend(part)
-            rows = found.collect()["a"]
+            rows = found.collect()
             assert len(list(tmp_path.glob("cells/*/*.parquet"))) == 1
         return sorted(rows.rows())
 

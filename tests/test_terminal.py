@@ -46,9 +46,9 @@ def test_a_progress_bar_shows_its_title_escaped(monkeypatch):
     drawn = io.StringIO()
     monkeypatch.setattr(drawn, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", drawn)
-    with status_bar(f"[/b]{HOSTILE}", 2, shown=True) as bar:
-        bar.show(1, HOSTILE)
-        bar.say(HOSTILE)
+    with status_bar(f"[/b]{HOSTILE}", 2, shown=True) as (show, write):
+        show(1, HOSTILE)
+        write(HOSTILE)
     assert SHOWN in drawn.getvalue()
     assert all(mark not in drawn.getvalue() for mark in ("\x1b[2J", "\u202e", "\u2066", "\x07"))
 
@@ -83,10 +83,10 @@ class Terminal(io.StringIO):
 
 def test_a_bar_is_gone_in_the_end_and_lines_stay(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with status_bar("vit pgd", 4, shown=True) as bar:
+    with status_bar("vit pgd", 4, shown=True) as (show, write):
         for done in (0, 1, 2, 3, 4, 9):
-            bar.show(done, f"ASR {done / 4:.3f}")
-        bar.say("epoch 1/1")
+            show(done, f"ASR {done / 4:.3f}")
+        write("epoch 1/1")
     drawn = sys.stderr.getvalue()
     assert "vit pgd" in drawn
     assert "epoch 1/1\n" in drawn
@@ -112,10 +112,10 @@ def test_without_a_terminal_a_line_says_how_far_the_work_is(monkeypatch, capsys)
     clock = iter(range(0, 10_000, 20))
     monkeypatch.setattr("antiphase.terminal.time.monotonic", lambda: float(next(clock)))
     monkeypatch.setattr("antiphase.terminal._last_line", {})
-    with status_bar("vit pgd", 200, shown=True) as bar:
-        bar.show(50, "9 broken")
-        bar.show(100, "19 broken")
+    with status_bar("vit pgd", 200, shown=True) as (show, _):
+        show(50, "9 broken")
+        show(100, "19 broken")
     assert capsys.readouterr().err == "vit pgd: 100 of 200, 19 broken, after 1 min 20 s, about 1 min 20 s left\n"
-    with status_bar("vit pgd", 200, shown=False) as bar:
-        bar.show(200, "19 broken")
+    with status_bar("vit pgd", 200, shown=False) as (show, _):
+        show(200, "19 broken")
     assert capsys.readouterr().err == ""

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 # results do not depend on the batch size. Read at the first matrix product.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-# GNU OpenMP's threads spin while they wait for each other. For so long that on a shared machine they take each other's
-# processor away: there an audit is 2 to 5 times as fast with shorter spins, and as fast as before on an idle one
-# (dev/attack-engine.md). Read when torch is first imported.
+# GNU OpenMP's threads spin while they wait for each other, so long that on a shared machine an audit is 2 to 5 times as
+# fast with shorter spins; on an idle one it is as fast (dev/attack-engine.md). Read when torch is first imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

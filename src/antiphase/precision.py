@@ -1,7 +1,5 @@
 """The number format of forward passes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -18,7 +16,7 @@ EMULATE = "ANTIPHASE_EMULATE_BF16"
 """Environment variable: if it is 1, bf16 is emulated where the hardware lacks it, as ``torch.autocast`` does."""
 
 
-def multiplies_bf16(device: torch.device) -> bool:
+def multiplies_bf16(device: "torch.device") -> bool:
     """Return whether a device multiplies bf16 matrices in hardware."""
     import torch  # the command line names precisions without it
 
@@ -31,7 +29,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def autocast(
-    device: torch.device, precision: Precision, *, cache: bool = True
+    device: "torch.device", precision: Precision, *, cache: bool = True
 ) -> contextlib.AbstractContextManager[object]:
     """Return the context of forward passes in a precision; a device without bf16 computes ``"bf16"`` in float32.
 
@@ -56,7 +54,7 @@ def _expect_unfused_norms() -> None:
 
 
 @contextlib.contextmanager
-def exact_float32(device: torch.device) -> Iterator[None]:
+def exact_float32(device: "torch.device") -> Iterator[None]:
     """Compute float32 with all of its bits on a GPU, where torch's default rounds convolutions to TF32 (10 bits)."""
     import torch
 

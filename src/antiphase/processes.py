@@ -88,7 +88,6 @@ class Process:
         return self.rank == 0
 
     def share(self, items: list[Item]) -> list[Item]:
-        """Return those of the items that this process works on."""
         return items[self.rank :: self.count]
 
     def wait(self) -> None:

@@ -7,9 +7,9 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -18,13 +18,12 @@ from antiphase.files import digest, read_json, read_rows, replacing, write_json
 from antiphase.processes import Process
 
 _NAME = re.compile(r"[0-9]+-[0-9]+(-[0-9a-f]{16})?\.parquet")  # writer, number, digest
-_DIGEST = re.compile(r"-([0-9a-f]{16})\.parquet$")
 _AGAIN = "delete it and its rows are made again"
 _FLUSH_SECONDS = 2.0  # how much work a kill may cost
 
 
 class Journal:
-    """The rows of one cell, in numbered Parquet files of a folder, each whole or absent."""
+    """The rows of one cell, in numbered Parquet files of a folder, each whole or absent, named with its SHA-256."""
 
     def __init__(self, directory: Path, schema: Mapping[str, Any], writer: int = 0) -> None:
         self.directory, self.schema, self.writer = directory, schema, writer
@@ -37,7 +36,7 @@ class Journal:
         """Return every row on disk; a UserError names a file that cannot be read, or holds other rows."""
         frames = [pl.DataFrame(schema=self.schema)]
         for path in self._files():
-            frame = read_frame(path)
+            frame = read_rows(path, _AGAIN, *path.stem.split("-")[2:])
             if dict(frame.schema) != dict(frames[0].schema):
                 columns, expected = (dict(rows.schema) for rows in (frame, frames[0]))
                 raise UserError(f"{path}: has rows of {columns}, expected {expected}; {_AGAIN}")
@@ -52,13 +51,16 @@ class Journal:
 
     def flush(self) -> None:
         if self.pending:
-            write_cell(self.directory / f"{self.writer}-{self.next:06d}", pl.concat(self.pending))
+            content = io.BytesIO()
+            pl.concat(self.pending).write_parquet(content)
+            digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
+            with replacing(self.directory / f"{self.writer}-{self.next:06d}-{digest}.parquet") as temporary:
+                temporary.write_bytes(content.getvalue())
             self.next += 1
             self.pending = []
         self.flushed = time.monotonic()
 
     def compact(self, rows: pl.DataFrame) -> None:
-        """Replace the files by one that holds all the rows."""
         old = self._files()
         self.pending = [rows]
         self.flush()
@@ -78,25 +80,10 @@ class Journal:
         return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
 
 
-def read_frame(path: Path) -> pl.DataFrame:
-    """Return the rows of one file of a cell; the digest in its name, which those of before had not, is checked."""
-    digest = _DIGEST.search(path.name)
-    return read_rows(path, _AGAIN, digest[1] if digest else "")
-
-
 def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
     """Write rows to one file, whole or not at all."""
     with replacing(path) as temporary, temporary.open("wb") as file:  # polars takes no name that is not UTF-8
         frame.write_parquet(file, **how)
-
-
-def write_cell(stem: Path, frame: pl.DataFrame) -> None:
-    """Write rows to ``STEM-DIGEST.parquet``, whole or not at all, where the digest is that of its bytes."""
-    content = io.BytesIO()
-    frame.write_parquet(content)
-    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
-    with replacing(stem.with_name(f"{stem.name}-{digest}.parquet")) as temporary:
-        temporary.write_bytes(content.getvalue())
 
 
 def _read_warnings(file: Path) -> list[str]:
@@ -106,7 +93,6 @@ def _read_warnings(file: Path) -> list[str]:
 _SLICE_BYTES = 2**28  # of images in memory at once
 
 Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
 
 
 def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
@@ -121,58 +107,43 @@ def slice_size(shape: tuple[int, int, int]) -> int:
     return max(1, _SLICE_BYTES // (4 * math.prod(shape)))
 
 
-class Cache(Generic[Key]):
-    """Rows in cells of a run directory, completed by all its processes together.
+class Cache:
+    """The rows of one cell of a run directory, completed by all its processes together.
 
-    A cell is a folder named by the hash of what its rows depend on, in ``cells`` by key; ``wanted`` are keys and
-    samples. Every process appends rows within :meth:`filling` and calls :meth:`collect`.
+    The cell is a folder named by the hash of ``what`` its rows depend on. Every process appends rows to ``journal``
+    within :meth:`filling` and calls :meth:`collect`.
     """
 
     def __init__(
-        self,
-        out: Path,
-        cells: Mapping[Key, Mapping[str, Any]],
-        schema: Mapping[str, Any],
-        wanted: Sequence[tuple[Key, int]],
-        process: Process,
+        self, out: Path, what: Mapping[str, Any], schema: Mapping[str, Any], samples: Sequence[int], process: Process
     ) -> None:
-        self.wanted, self.process, self.warnings = wanted, process, dict[str, None]()
-        self.journals: dict[Key, Journal] = {}
-        stored: set[tuple[Key, int]] = set()
-        for key, what in cells.items():
-            name = digest(json.dumps(what, sort_keys=True))[:16]
-            self.journals[key] = Journal(out / "cells" / name, schema, process.rank)
-            stored |= {(key, sample) for sample in self.journals[key].rows()["sample"]}
-        self.missing = missing(range(len(wanted)), lambda at: wanted[at] in stored, process)
+        self.process, self.warnings = process, list[str]()
+        name = digest(json.dumps(what, sort_keys=True))[:16]
+        self.journal = Journal(out / "cells" / name, schema, process.rank)
+        stored = set(self.journal.rows()["sample"])
+        self.missing = missing(range(len(samples)), lambda at: samples[at] in stored, process)
         self.mine = process.share(self.missing)
 
     @contextlib.contextmanager
     def filling(self, size: int) -> Iterator[Iterator[list[int]]]:
-        """Yield the positions in ``wanted`` that this process makes, ``size`` at a time; rows are kept after each."""
-
-        def flush() -> None:
-            for journal in self.journals.values():
-                journal.flush()
+        """Yield the positions in ``samples`` that this process makes, ``size`` at a time; rows are kept after each."""
 
         def parts() -> Iterator[list[int]]:
             for start in range(0, len(self.mine), size):
                 yield self.mine[start : start + size]
-                flush()
+                self.journal.flush()
 
         try:
             yield parts()
         finally:
-            flush()
+            self.journal.flush()
 
-    def collect(self) -> dict[Key, pl.DataFrame]:
-        """Return the rows that all processes stored, by cell, and note their ``warnings``; leave one file a cell."""
+    def collect(self) -> pl.DataFrame:
+        """Return the rows that all processes stored, and note their ``warnings``; leave one file."""
         self.process.wait()
-        rows = {key: journal.rows() for key, journal in self.journals.items()}
-        for journal in self.journals.values():
-            self.warnings.update(dict.fromkeys(journal.warnings()))
+        rows, self.warnings = self.journal.rows(), self.journal.warnings()
         self.process.wait()  # nobody tidies up before everybody has read
-        if self.process.first:
-            for key in {self.wanted[at][0] for at in self.missing}:
-                self.journals[key].compact(rows[key])
+        if self.process.first and self.missing:
+            self.journal.compact(rows)
         self.process.wait()  # nobody reads again while files are deleted
         return rows

@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import UserError, shown
@@ -87,17 +86,14 @@ def console(err: bool = False, **settings: Any) -> "Console":
     return Safe(stderr=err, **plain, **settings)
 
 
-@dataclass(frozen=True)
-class StatusBar:
-    """A progress bar with a note behind it."""
-
-    show: Callable[[float, str], None]  # sets how much is done, and the note
-    say: Callable[[str], None]  # writes a line above the bar
-
-
 @contextlib.contextmanager
-def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator[StatusBar]:
-    """Show a progress bar on stderr, on a terminal or in a notebook; elsewhere a line every 30 s."""
+def status_bar(
+    title: str, total: int, shown: bool, done: float = 0
+) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
+    """Show a progress bar on stderr, on a terminal or in a notebook; elsewhere a line every 30 s.
+
+    Yield two functions: one sets how much is done, and a note behind the bar; one writes a line above it.
+    """
     from tqdm.auto import tqdm  # takes a while
 
     hidden = not shown or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
@@ -118,19 +114,19 @@ def status_bar(title: str, total: int, shown: bool, done: float = 0) -> Iterator
                     words.append(f"about {duration(left)} left")
                 say(", ".join(filter(None, words)), err=True)
 
-        yield StatusBar(show, lambda line: bar.write(safe(line), file=sys.stderr))
+        yield show, lambda line: bar.write(safe(line), file=sys.stderr)
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[float], None]]:
     """Show a progress bar; yield a function that advances it by a number of units."""
     done = 0.0
-    with status_bar(title, total, shown) as bar:
+    with status_bar(title, total, shown) as (show, _):
 
         def advance(count: float) -> None:
             nonlocal done
             done += count
-            bar.show(done, "")
+            show(done, "")
 
         yield advance
 

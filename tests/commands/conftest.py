@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from antiphase.commands.run_folder import MARKER
 from antiphase.evaluation.rates import ROW_SCHEMA, summarise_rates
 from antiphase.files import write_json
 from antiphase.report.gallery import AttackGallery, write_gallery
@@ -100,23 +101,20 @@ def made_up_run(
     ]
     directory.mkdir(parents=True, exist_ok=True)
     rows.write_parquet(directory / "rows.parquet")
+    (directory / MARKER).write_text("audit\n")
     write_json(directory / "summary.json", summarise_rates(rows, cards, pairs))
     run = {
         "command": "antiphase audit specimen:diffvit-0 --against specimen:vit-0 --eps 0.5/255,1/255,2/255",
-        "settings": {
-            "attack": "PGD",
-            "norm": "L∞",
-            "steps": 20,
-            "step size": "ε/4",
-            "random start": "yes",
-            "restarts": 1,
-            "iterate kept": "the best",
-            "attack seed": 0,
-        },
+        "options": {"split": "test", "eps": rows["eps"].unique().to_list()},
+        "settings": {"attack": "pgd", "norm": "linf", "pgd": {"steps": 20, "step_size": "ε/4"}, "attack seed": 0},
+        "models": {card["name"]: f"specimen:{card['name']}" for card in cards},
+        "fingerprints": {card["name"]: f"{at:x}" * 64 for at, card in enumerate(cards)},
+        "architectures": {card["name"]: {} for card in cards},
         "data": "fashion-mnist, test (made up)",
-        "data_fingerprint": "9f86d081884c7d659a2feaa0c55ad015",
+        "data_fingerprint": "9f86d081884c7d659a2feaa0c55ad015" * 2,
         "n": rows["sample"].n_unique(),
         "seconds": 41.7,
+        "date": "2026-11-27T12:00:00+00:00",
         "hardware": "2 CPU cores, no GPU",
         "versions": {"antiphase": "0.1.0", "torch": "2.8.0", "python": "3.11.7"},
         "warnings": [],

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from antiphase.commands.certify import CertifyOptions
-from antiphase.commands.certify.run import (
-    certify,
-    curve,
-    curve_figure,
-    round_radii,
-    smoothed_rows,
-    summarise_certificates,
-)
+from antiphase.commands.certify.run import curve, curve_figure, run, smoothed_rows, summarise_certificates
 from antiphase.commands.lineup import Lineup
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
@@ -33,12 +26,12 @@ QUICK = Smoothing(0.2, select=5, samples=30, alpha=0.05)
 QUICK_OPTIONS = ("--sigma", 0.2, "--select", 5, "--samples", 30, "--alpha", 0.05, "--quiet")
 
 
-def chosen(out, batch_size=None):
-    return CertifyOptions(model="m", out=out, batch_size=batch_size, quiet=True)
+def chosen(out, batch_size=None, **settings):
+    return CertifyOptions(model="m", out=out, batch_size=batch_size, quiet=True, **settings)
 
 
 def certified(model, data, out, smoothing=QUICK, batch_size=None):
-    return certify(Lineup([model], [], data), smoothing, chosen(out, batch_size))
+    return run(chosen(out, batch_size, **asdict(smoothing)), lineup=Lineup([model], [], data))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +144,7 @@ def test_the_summary_counts_abstentions_and_compares_on_the_same_images():
     a, b = summary["models"]
     assert (a["clean_accuracy"]["value"], a["smoothed_accuracy"]["value"], a["abstentions"]["value"]) == (1, 0.5, 0.25)
     assert (a["mean_radius"], b["mean_radius"]) == (pytest.approx(0.1), pytest.approx(0.065))
-    assert [at["radius"] for at in a["certified_accuracy"]] == round_radii(smoothing) == [0, 0.125, 0.25, 0.375, 0.5]
+    assert [at["radius"] for at in a["certified_accuracy"]] == [0, 0.125, 0.25, 0.375, 0.5]
     assert [at["value"] for at in a["certified_accuracy"]] == [0.5, 0.25, 0.25, 0, 0]
     assert [at["value"] for at in summary["comparisons"]] == [0.25, 0.0, 0.0, 0.0, 0.0]
     assert all(at["low"] <= at["value"] <= at["high"] for at in summary["comparisons"])

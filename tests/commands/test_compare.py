@@ -23,7 +23,7 @@ def runs(tmp_path, make_run, make_rows):
     first = make_run(tmp_path / "pgd", [MODEL], [], rows=make_rows([MODEL]), options={"limit": 300, "out": "pgd"})
     rows = make_rows([ROBUST], eps=(*EPS[2:], 16 / 255), n=200, attack="apgd-ce")
     rows = rows.with_columns(model=pl.lit("vit-0"))
-    settings = {"attack": "APGD-CE", "norm": "L∞", "attack seed": 0}
+    settings = {"attack": "APGD-CE", "norm": "linf", "attack seed": 0}
     second = make_run(
         tmp_path / "apgd",
         [MODEL],
@@ -79,9 +79,9 @@ def test_method_function_and_command_give_the_same_numbers(runs, tmp_path, run_c
 def test_page_says_what_differs_between_the_runs(runs):
     result = ap.compare(*runs)
     differing = {row["setting"]: (row["first"], row["second"]) for row in result.summary["differing_settings"]}
-    assert differing["attack"] == ("PGD", "APGD-CE")
+    assert differing["attack"] == ("pgd", "APGD-CE")
     assert differing["limit"] == ("300", "200")
-    assert differing["steps"] == ("20", None)
+    assert differing["pgd: steps"] == ("20", None)
     assert {"attack seed", "norm", "out"} & set(differing) == set()
     folder = result.save(runs[0].parent / "saved")
     page = (folder / "report.html").read_text()

@@ -6,7 +6,6 @@ import os
 import pytest
 
 from antiphase.commands.audit.card import _escaped
-from antiphase.commands.certify.run import round_radii
 from antiphase.commands.options import eps_text, read_models, read_settings, read_words
 from antiphase.commands.result import listed
 from antiphase.errors import UserError, first_line, one_line, shown
@@ -16,7 +15,6 @@ from antiphase.report import words
 from antiphase.report.figure import Family, _broken, families, seed_counts, shortened
 from antiphase.report.page import in_one_line, quoted_place
 from antiphase.report.table import escaped, in_latex
-from antiphase.sensitivity.smoothing import Smoothing
 from antiphase.statistics.intervals import Estimate
 from antiphase.terminal import duration, eps_label, safe
 
@@ -50,7 +48,6 @@ EXAMPLES = [
         ["0.5/255", "4.5/255", "8/255", "0.2", "0.3", "2"],
     ),
     (eps_text((0.5 / 255, 8 / 255, 0.3)), "0.5/255,8/255,0.3"),
-    (round_radii(Smoothing(0.25, samples=1000)), [0.0, 0.125, 0.25, 0.375, 0.5]),
     # intervals
     (words.interval_text(-0.1, 0.25, "{:g}".format), "[-0.1, 0.25]"),
     (words.interval_text(0.0, 0.0, str), "no interval"),

@@ -218,7 +218,6 @@ def test_a_model_alone_claims_nothing_about_attention(alone):
     [
         ({"pgd": {"steps": 7, "restarts": 1}}, "L∞ PGD-7"),
         ({"pgd": {"restarts": 1}}, "L∞ PGD"),
-        ({"pgd": "steps 7, step_size ε/4, restarts 1"}, "L∞ PGD-7"),  # a run stored before November 2026
         ({"steps": 20}, "L∞ PGD-20"),
         ({}, "L∞ PGD"),
     ],

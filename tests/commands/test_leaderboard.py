@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from antiphase.commands.audit.card import read_card, write_card
-from antiphase.commands.leaderboard.run import rankings, rows_of, write_leaderboard
+from antiphase.commands.leaderboard import LeaderboardOptions
+from antiphase.commands.leaderboard.run import answer, rankings, rows_of
 from tests import needs
 from tests.commands.audits import audited
 from tests.commands.test_browser import browser, open_page, requested  # noqa: F401 (browser is a fixture)
@@ -69,8 +70,8 @@ def test_rows_are_those_of_the_cards_and_what_is_no_card_is_left_out(cards, run_
 
 @needs.browser
 def test_a_ranking_is_chosen_sorted_and_readable_on_a_phone(cards, browser):  # noqa: F811
-    paths = sorted(cards.rglob("card.json"))
-    page = write_leaderboard({path: read_card(path) for path in paths}, [], cards / "page.html")
+    paths, page = sorted(cards.rglob("card.json")), cards / "page.html"
+    answer(LeaderboardOptions(folder=cards, out=page), "")
     accuracy = {
         model.name: [at.robust_accuracy.value for at in model.rates]
         for path in paths
@@ -137,7 +138,8 @@ def test_a_model_has_one_row_of_its_worst_attack_and_controls_have_no_rank(cards
             assert (len(line["others"]), line["date"]) == (1, "2026-11-27")
             assert line["links"] == {"card": "one/card.json", "report": "one/report.html"}
         assert ranked[0]["robust"].value >= ranked[1]["robust"].value
-    page = write_leaderboard({path: read_card(path)}, [], cards / "page.html").read_text(encoding="utf-8")
+    answer(LeaderboardOptions(folder=cards / "one", out=cards / "page.html"), "")
+    page = (cards / "page.html").read_text(encoding="utf-8")
     assert page.count('<tbody class="controls">') == 2
     assert "worst of 2; also PGD (L∞)" in page
 

@@ -149,6 +149,7 @@ def test_models_of_one_name_are_told_apart(folder, models, run_cli):
         (["run/clip", "two.png", "--text", "mug", "--layer", "0", "--method", "relevance"], "layer 0: only attention"),
         (["run/clip", "two.png", "--text", "mug", "--method", "positive", "--layer", "2"], "layer 2: expected"),
         (["run/clip", "two.png", "--text", "mug", "--out", "figure.svg"], "figure.svg: expected a file"),
+        (["run/clip", "two.png", "--text", "mug", "--out", "figure"], "figure: expected a file that ends in .png"),
         (["run/clip", "two.png", "--text", "mug", "--out", "two.png"], "two.png: is one of the images"),
         (["run/clip", "none.png", "--text", "mug"], "none.png"),
         (

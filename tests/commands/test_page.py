@@ -127,7 +127,7 @@ def test_everything_foreign_is_escaped(tmp_path, make_run, make_gallery):
         [("b", evil)],
         gallery=gallery,
         command=evil,
-        settings={evil: evil},
+        settings={evil: evil, "attack": "pgd", "norm": "linf", "attack seed": 0},
         warnings=[evil],
         data=evil,
         hardware=evil,

@@ -3,7 +3,6 @@
 import os
 import re
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -19,7 +18,6 @@ from antiphase.errors import UserError
 
 FAST = {"limit": 5, "eps": "4/255,8/255", "attack": "fgsm", "sense_limit": 0, "quiet": True}
 SENSED = {"limit": 4, "probes": 4, "parts": "alignment", "quiet": True}
-STORED = Path(__file__).parents[1] / "fixtures" / "stored" / "audit"
 CERTIFIED = {"sigma": 0.05, "samples": 40, "limit": 5, "quiet": True}
 
 
@@ -77,12 +75,6 @@ def test_the_directory_of_a_command_opens(run_cli, tmp_path, audited):
     assert run_cli("audit", "specimen:diffvit-0", "--against", "specimen:vit-0", *arguments)[0] == 0
     assert ap.open(out).frame().equals(audited.frame())
     assert ap.open(out).summary == audited.summary
-
-
-def test_a_stored_audit_of_an_older_version_opens():
-    found = ap.open(STORED)
-    assert repr(found).startswith("<antiphase audit: ")
-    assert found.tables == ["alignment", "rows"]
 
 
 def test_differences_of_asr_are_paired_in_order(audited, others):

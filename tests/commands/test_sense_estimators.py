@@ -7,10 +7,11 @@ from antiphase import registry
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
 from antiphase.commands.sense import SenseOptions
-from antiphase.commands.sense.run import measure
+from antiphase.commands.sense.run import run
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model
 from antiphase.models.checkpoints import save
+from antiphase.report.table import OnConsole
 from antiphase.sensitivity.lipschitz import Estimator, all_estimators
 
 SETTINGS = {"parts": ("lipschitz",), "samples": 2, "steps": 1, "points": 1, "lipschitz_limit": 2, "quiet": True}
@@ -35,7 +36,7 @@ def test_an_estimator_of_ones_own_is_in_rows_tables_and_the_page(model, tmp_path
     out.mkdir()
 
     def measured():
-        summary = measure(Lineup([model], [], data), SenseOptions(model=("m",), out=out, **SETTINGS))
+        summary = run(SenseOptions(model=("m",), out=out, **SETTINGS), lineup=Lineup([model], [], data))
         entries = {e["estimator"]: e["value"] for e in summary["lipschitz"] if e["of"] == "logits"}
         maps = {e["estimator"] for e in summary["lipschitz"] if e["of"] == "map"}
         return entries, maps
@@ -51,7 +52,7 @@ def test_an_estimator_of_ones_own_is_in_rows_tables_and_the_page(model, tmp_path
     (logits,) = (table for table in result.all_tables() if table.name == "lipschitz-logits")
     console = Console(width=150)
     with console.capture() as printed:
-        console.print(logits.console())
+        console.print(OnConsole(logits))
     assert "half" in printed.get()
     page = result.write_report(out).read_text(encoding="utf-8")
     assert "Half: half of the slope at the image." in page

@@ -12,8 +12,8 @@ from rich.console import Console
 from antiphase.commands.lineup import Lineup
 from antiphase.commands.result import read_result
 from antiphase.commands.sense import SenseOptions
+from antiphase.commands.sense import run as sense
 from antiphase.commands.sense.result import differences_of, headline, plane_figure
-from antiphase.commands.sense.run import measure
 from antiphase.data import load_data
 from antiphase.errors import UserError
 from antiphase.models import diffvit, load_model, vit
@@ -31,7 +31,7 @@ PARTS = ("alignment", "lipschitz", "depth")
 
 def sense_all(models, twins, data, out, parts=PARTS):
     options = SenseOptions.from_file(QUICK, model=("m",), parts=tuple(parts), out=out, quiet=True)
-    return measure(Lineup(models, twins, data), options, "antiphase sense")
+    return sense.run(options, "antiphase sense", Lineup(models, twins, data))
 
 
 def page_of(out):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import compare, rates
-from antiphase.report.table import Field, Table, table_text
+from antiphase.report.table import Field, OnConsole, Table, table_text
 from tests.commands.audits import audited
 
 
@@ -188,7 +188,7 @@ def test_names_are_broken_after_separators_and_no_other_word_is(capsys):
     )
     table = Table("a", "", ("model", "kind", *map(str, range(7))), rows, "")
     console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(table.console())
+    console.print(OnConsole(table))
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("[10.1, 14.9]") == 14

@@ -5,7 +5,6 @@ import torchvision.datasets
 
 from antiphase.data import load_data
 from antiphase.data.image_sets import split_by_digest
-from antiphase.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:caltech101 .* were published")
 COUNTS = {"BACKGROUND_Google": 37, "Faces_easy": 31, "ant": 30, "yin_yang": 2, "water_lilly": 1}
@@ -61,10 +60,3 @@ def test_a_download_is_tried_and_then_read(tmp_path, monkeypatch, write_image):
 
     monkeypatch.setattr(torchvision.datasets.Caltech101, "download", download)
     assert len(load_data("caltech101", split="train", root=tmp_path)) == 1
-
-
-@pytest.mark.parametrize("place", [".", ".."])
-def test_a_split_file_of_earlier_versions_is_refused(folder, place, tmp_path):
-    (folder / place / "antiphase-split.csv").write_text("file,split\nant/image_0001.jpg,test\n")
-    with pytest.raises(UserError, match=r"antiphase-split\.csv is not read any more: remove it"):
-        load_data("caltech101", split="train", root=tmp_path)

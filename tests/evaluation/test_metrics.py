@@ -6,12 +6,12 @@ import pytest
 import torch
 from scipy import stats
 
-from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, Metric, difference, estimate, task_metrics
-from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, answer_rows
+from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import Estimate, mean_over_groups, paired_difference, proportion
 from antiphase.vlm.pope import NO, YES
+from tests.evaluation.outcomes import answer_rows, episode_rows
 
 
 def classified(labels, hits, seed=0, setting="80"):

@@ -11,8 +11,9 @@ from PIL import Image
 
 from antiphase.errors import UserError
 from antiphase.evaluation.metrics import summarise_tasks
-from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, answer_rows, load_mmvp, right_pairs
+from antiphase.evaluation.mmvp import PAPER_PATTERNS, PATTERNS, load_mmvp, right_pairs
 from antiphase.statistics.decisions import mcnemar_exact
+from tests.evaluation.outcomes import answer_rows
 
 
 def write_mmvp(folder, pairs_each=15, patterns=PATTERNS):

@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from antiphase.evaluation import zero_shot
-from antiphase.evaluation.few_shot import episode_rows
 from antiphase.evaluation.metrics import ROW_SCHEMA, classification_rows
-from antiphase.evaluation.mmvp import answer_rows
 from antiphase.evaluation.retrieval import encoder_numbers, ranks, retrieval_rows
 from antiphase.evaluation.zero_shot import zero_shot_rows
 from antiphase.models import clip, zero_shot_classifier
+from tests.evaluation.outcomes import answer_rows, episode_rows
 from tests.training.tiny_pairs import TINY, tiny_pairs
 
 

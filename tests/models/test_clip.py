@@ -6,7 +6,7 @@ import torch
 from antiphase.attention import DifferentialAttention
 from antiphase.attention.lambdas import depth_scheduled
 from antiphase.errors import UserError
-from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16
+from antiphase.models import clip, diffclip
 from antiphase.models.clip import bare_clip, configure_clip, tokenize, trimmed
 
 TEXTS = ["a mug", "a photo of a very big dog on a small mat", "lamp"]
@@ -22,10 +22,10 @@ def test_parameter_counts_are_the_papers(towers, count):
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-def test_named_builders_build_what_they_name():
+def test_builders_build_what_they_name():
     small = {"vision": {"depth": 1, "dim": 64, "num_heads": 4}, "text": {"depth": 1, "vocab_size": 49_408}}
-    assert clip_vit_b16(**small).image_shape == (3, 224, 224)
-    model = diffclip_vit_b16(lambda_init=0.6, towers="vision", **small)
+    assert clip("b16", **small).image_shape == (3, 224, 224)
+    model = diffclip("b16", lambda_init=0.6, towers="vision", **small)
     assert [m.lambda_init for m in model.modules() if isinstance(m, DifferentialAttention)] == [0.6]
 
 

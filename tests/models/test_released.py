@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from antiphase.errors import UserError
-from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16, load_model, write_model
+from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.models.clip import bare_clip, configure_clip
 from antiphase.models.schemes.diffclip import CONFIG, _translation, to_released
 from antiphase.models.zoo import RELEASED_WEIGHTS, fingerprint
@@ -24,8 +24,8 @@ VARIANTS = (None, "both", "vision", "text")
 
 def build(towers, seed=0):
     if towers is None:
-        return clip_vit_b16(seed=seed, init="released", **SMALL)
-    return diffclip_vit_b16(towers=towers, init="released", seed=seed, **SMALL)
+        return clip("b16", seed=seed, init="released", **SMALL)
+    return diffclip("b16", towers=towers, init="released", seed=seed, **SMALL)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_embeddings_are_the_formulas(released, towers):
 @pytest.mark.filterwarnings("ignore:.*cannot be checked")
 def test_a_checkpoint_goes_round(released, tmp_path, towers):
     path, state = released(towers)
-    model = load_model(f"diffclip:{path}", lambda_init=0.7 if towers else None)
+    model = load_model(f"diffclip:{path}" + "#lambda_init=0.7" * bool(towers))
     back = to_released(model)
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
@@ -166,32 +166,18 @@ def test_lambda_init_is_required_and_not_guessed(released):
     path, _ = released("vision")
     with pytest.raises(UserError, match="λ_init missing"):
         load_model(f"diffclip:{path}")
-    with pytest.raises(UserError, match="is given twice"):
-        load_model(f"diffclip:{path}#lambda_init=0.8", lambda_init=0.8)
     with pytest.raises(UserError, match=r"expected #lambda_init=0\.8"):
         load_model(f"diffclip:{path}#lambda=0.8")
     with pytest.raises(UserError, match=r"expected #lambda_init=0\.8"):
         load_model(f"diffclip:{path}#lambda_init=nan")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "deep", True, [0.8], 10**400])
+@pytest.mark.parametrize("value", ["nan", "inf", "deep", "True", "[0.8]", f"1{400 * '0'}"])
 def test_a_lambda_init_that_is_no_number_is_refused(released, value):
     path, _ = released("vision")
     with pytest.raises(UserError, match="lambda_init") as caught:
-        load_model(f"diffclip:{path}", lambda_init=value)
+        load_model(f"diffclip:{path}#lambda_init={value}")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("spec", ["specimen:diffvit-0", "specimen:vit-0", "timm:resnet18", "nowhere"])
-@pytest.mark.parametrize("value", [0.3, "a", float("nan")])
-def test_lambda_init_of_a_model_that_knows_its_own_is_refused(spec, value):
-    told = (
-        "only applies to diffclip: checkpoints"
-        if value == 0.3
-        else "lambda_init (nan|'a'): expected a (finite )?number"
-    )
-    with pytest.raises(UserError, match=told):
-        load_model(spec, lambda_init=value)
 
 
 def test_lambda_init_without_a_differential_tower_is_refused(released):

@@ -10,7 +10,7 @@ import torch
 from antiphase.cli import main
 from antiphase.data.shards import CC3M, CC12M
 from antiphase.errors import UserError
-from antiphase.models import clip, clip_vit_b16, diffclip, diffclip_vit_b16, load_model, write_model
+from antiphase.models import clip, diffclip, load_model, write_model
 from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.studies.options import RowsOptions, RunOptions, StudyOptions
@@ -34,8 +34,8 @@ def files(tmp_path_factory):
     """Checkpoints as the authors' code writes them, one of each kind, with random weights."""
     folder = tmp_path_factory.mktemp("released")
     for number, (name, towers) in enumerate(KINDS.items()):
-        build = clip_vit_b16 if towers is None else diffclip_vit_b16
-        model = build(init="released", seed=number, **SIZES, **({} if towers is None else {"towers": towers}))
+        build = clip if towers is None else diffclip
+        model = build("b16", init="released", seed=number, **SIZES, **({} if towers is None else {"towers": towers}))
         state = {f"module.{key}": weight for key, weight in to_released(model).items()}
         held = {"epoch": 40, "state_dict": state, "args": argparse.Namespace(lr=5e-4)}
         torch.save(held, folder / f"{name}.pt")

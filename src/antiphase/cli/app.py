@@ -11,7 +11,6 @@ import re
 import shlex
 import sys
 import textwrap
-import time
 import tomllib
 import traceback
 import types
@@ -25,8 +24,8 @@ from typer.exceptions import Exit, TyperException
 from typer.main import get_command_from_info, get_group_from_info
 
 from antiphase.commands import COMMANDS, commands_of
-from antiphase.errors import Failures, UserError, first_line, one_line, shown
-from antiphase.files import read_text
+from antiphase.errors import Failures, UserError, one_line, shown
+from antiphase.files import read_text, unreadable
 from antiphase.processes import keep_freed_memory, rank_and_count
 from antiphase.terminal import TABLE_FORMATS, check_format, prepare_streams, say
 
@@ -154,10 +153,7 @@ def register(group: typer.Typer, command: "Command") -> None:
         chosen = options.from_file(stored, **typed)
         quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            began = time.monotonic()
-            with command.work(chosen) as work:
-                answer = work(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
-                answer, tables = command.told(answer, chosen, began, form)
+            answer, tables = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]), form)
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables
         elif tables:
@@ -264,12 +260,11 @@ def _finite(value: Any) -> Any:
 
 def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]:
     """Return the values of a TOML file as one would type them."""
+    text = read_text(path, "expected a TOML file")
     try:
-        stored = tomllib.loads(read_text(path, "expected a TOML file"))
-    except UserError as error:
-        raise UserError(f"config {error}") from None
+        stored = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"config {path}: cannot be read ({first_line(error)}); expected a TOML file") from None
+        raise unreadable(path, error, "expected a TOML file") from None
     values: dict[str, Any] = {}
     for name, value in stored.items():
         key, file = name.replace("-", "_"), f"config {shown(str(path))}"

@@ -1,8 +1,7 @@
 """A command: its options, what it does, and the result that is read back from its directory."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,48 +54,37 @@ class Command:
     def has_report(self) -> bool:
         return bool(self.result) and self.in_folder
 
-    @contextlib.contextmanager
-    def work(self, options: Any) -> Iterator[Callable[..., Any]]:
-        """Yield the function that does the work, in the directory of a run, if there is one."""
-        with run_folder(options.out, self.name, options) if self.has_report else contextlib.nullcontext():
-            yield imported(self.run)
-
-    def told(
-        self, answer: Answer, options: Any, began: float, form: str | None = None
-    ) -> tuple[Answer, dict[str, str]]:
-        """Print what the result says and return its summary, and its tables in a form."""
+    def answer(self, options: Any, typed: str, tables: str | None = None) -> tuple[Answer, dict[str, str]]:
+        """Do the work, print what the result says, and return its summary, and its tables in a form."""
         from antiphase.report.table import table_text
 
         if not self.has_report:
-            tables = getattr(answer, "tables", ())
-            return answer, {} if form is None else {each.name: table_text(each, form) for each in tables}
+            content = imported(self.run)(options, typed)
+            return content, {} if tables is None else {one.name: table_text(one, tables) for one in content.tables}
+        began = time.monotonic()
+        result, report = self.measure(options, typed)
         if not this_process().first:
             return None, {}
-        from antiphase.commands.result import read_result
-
-        result = read_result(options.out, self.name)
-        report = result.write_report(options.out)
-        for part in result.console() if form is None else ():
+        for part in result.console() if tables is None else ():
             console().print(part)
         for warning in result.warnings:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
         content = result.summary | {"out": str(options.out), "report": str(report)}
-        tables = {} if form is None else {name: result.table(name, form) for name in result.table_names}
+        texts = {} if tables is None else {name: result.table(name, tables) for name in result.table_names}
         if not (unmet := result.unmet()):
-            return content, tables
+            return content, texts
         say(f"antiphase: {'; '.join(unmet)}", err=True)
-        return Refusal(content | {"unmet": unmet}), tables
+        return Refusal(content | {"unmet": unmet}), texts
 
-    def measure(self, options: Any, typed: str, *, stored: bool) -> "Result":
-        """Do the work in the directory of a run and return the result; its page is written if the directory stays."""
+    def measure(self, options: Any, typed: str, *, stored: bool = True) -> "tuple[Result, Path]":
+        """Do the work in the directory of a run; return the result and its page, written if the directory stays."""
         from antiphase.commands.result import read_result
 
-        with run_folder(Path(options.out), self.name, options):
+        out = Path(options.out)
+        with run_folder(out, self.name, options):
             imported(self.run)(options, typed)
             process = this_process()
             process.wait()
-            result = read_result(Path(options.out), self.name, stored=stored)
-            if stored and process.first:
-                result.write_report(Path(options.out))
-            return result
+            result = read_result(out, self.name, stored=stored)
+            return result, result.write_report(out) if stored and process.first else out

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from antiphase.commands.loading import check_twins, find_device, live_object, load_models, measured_attention
-from antiphase.commands.options import Options
 from antiphase.commands.run_folder import finished
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import described_pixels, resized_images
@@ -86,31 +85,6 @@ class Lineup:
     def doubts(self) -> list[str]:
         """Return what was assumed, and in what models and twins differ besides their attention."""
         return model_card.doubts_about(self.models, self.twins, self.data)
-
-    def record(
-        self, options: Options, settings: dict[str, Any], warnings: list[str], command: str, seconds: float
-    ) -> dict[str, Any]:
-        """Return what a reader needs to judge the numbers and to make them again: the content of ``run.json``."""
-        cards = {name: model_card.card_of(model) for name, model in self.by_name.items()}
-        shown = {name: card.preprocessing for name, card in cards.items() if card.preprocessing}
-        preprocessing = {name: asdict(how) for name, how in shown.items()}
-        with_images = isinstance(self.data, ImageSet) and hasattr(options, "resize")
-        return {
-            "command": command,
-            "options": options.record(),
-            "settings": settings,
-            "models": {name: card.spec for name, card in cards.items()},
-            "fingerprints": {name: fingerprint(model) for name, model in self.by_name.items()},
-            **({"preprocessing": preprocessing} if preprocessing else {}),
-            **({"images": described_pixels(self.data)} if with_images else {}),
-            "architectures": {name: _architecture(model) for name, model in self.by_name.items()},
-            "data": self.data.name,
-            "data_fingerprint": self.data.fingerprint(),
-            "n": len(self.data),
-            "seconds": round(seconds, 2),
-            **environment_record(device_of(self.models[0])),
-            "warnings": warnings,
-        }
 
 
 def load_lineup(options: Any) -> Lineup:
@@ -213,12 +187,7 @@ def environment_record(device: torch.device) -> dict[str, Any]:
 
 
 def described(
-    rows: pl.DataFrame,
-    schema: Mapping[str, Any],
-    name: str,
-    model: nn.Module,
-    data: ImageSet | None = None,
-    **shared: Any,
+    rows: pl.DataFrame, schema: dict[str, Any], name: str, model: nn.Module, data: ImageSet | None = None, **shared: Any
 ) -> pl.DataFrame:
     """Return rows with the columns of a schema: what they share is added, and the true labels of the data."""
     card = model_card.card_of(model)
@@ -247,18 +216,37 @@ def write_run(
     """
     if not this_process().first:
         return
-    out = options.out
+    out, data = options.out, lineup.data
     for name, frame in frames.items():
         if frame is None:
             (out / f"{name}.parquet").unlink(missing_ok=True)
         else:
-            files = getattr(lineup.data, "files", None)
+            files = getattr(data, "files", None)
             if files is not None and "sample" in frame.columns:  # the samples are files
-                named = pl.DataFrame({"sample": lineup.data.ids.numpy(), "file": list(map(printable, files))})
+                named = pl.DataFrame({"sample": data.ids.numpy(), "file": list(map(printable, files))})
                 before = frame.columns[: frame.columns.index("sample") + 1]
                 frame = frame.join(named, on="sample", how="left", maintain_order="left")
                 frame = frame.select(*before, "file", pl.exclude(*before, "file"))
             write_frame(out / f"{name}.parquet", frame)
-    end = finished(out, began)
-    write_json(out / "run.json", lineup.record(options, settings, warnings, command, end["seconds"]) | end | record)
+    models = lineup.by_name
+    cards = {name: model_card.card_of(model) for name, model in models.items()}
+    preprocessing = {name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing}
+    with_images = isinstance(data, ImageSet) and hasattr(options, "resize")
+    about = {
+        "command": command,
+        "options": options.record(),
+        "settings": settings,
+        "models": {name: card.spec for name, card in cards.items()},
+        "fingerprints": {name: fingerprint(model) for name, model in models.items()},
+        **({"preprocessing": preprocessing} if preprocessing else {}),
+        **({"images": described_pixels(data)} if with_images else {}),
+        "architectures": {name: _architecture(model) for name, model in models.items()},
+        "data": data.name,
+        "data_fingerprint": data.fingerprint(),
+        "n": len(data),
+        **finished(out, began),
+        **environment_record(device_of(lineup.models[0])),
+        "warnings": warnings,
+    }
+    write_json(out / "run.json", about | record)
     write_json(out / "summary.json", summary)

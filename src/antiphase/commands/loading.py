@@ -189,12 +189,10 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
 
 def _by_name(value: Any) -> list[tuple[str, Any]]:
     """Return models, each with ``NAME=`` if a dictionary names it; a list under a name are trainings of one model."""
-    if not isinstance(value, Mapping):
-        return [("", model) for model in (value if isinstance(value, Sequence) else [value])]
     pairs = []
-    for name, models in value.items():
+    for name, models in value.items() if isinstance(value, Mapping) else [("", value)]:
         several = isinstance(models, Sequence) and not isinstance(models, str)
-        pairs += [(f"{name}=", model) for model in (models if several else [models])]
+        pairs += [(f"{name}=" * bool(name), model) for model in (models if several else [models])]
     return pairs
 
 

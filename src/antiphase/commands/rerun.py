@@ -1,6 +1,6 @@
 """``antiphase rerun``: a run repeated with the options that it stored, and compared with its repetition."""
 
-import time
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _METRICS = "metrics.jsonl"
 _WEIGHTS = "model.safetensors"
-_GONE = ("estimated", "write_adapter")  # options that runs of before have stored
 _FINISHED = "expected the directory of a finished run"
 
 
@@ -47,9 +46,12 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     from antiphase.commands.loading import check_code
 
     run = f"run {shown(str(options.run))}"
-    name, stored = recorded(options.run)
-    name = "audit" if name == "quickstart" else name  # it stores the options of its audit
-    others = ("quickstart", "look", "compare", "study")
+    stored, name = None, held_by(options.run)
+    with contextlib.suppress(UserError):
+        stored = read_json(options.run / "run.json").get("options")
+    if name is None or not isinstance(stored, dict):
+        raise UserError(f"{run}: no run.json with options in it; {_FINISHED}")
+    others = ("look", "compare", "study")
     repeatable = [each for each in COMMANDS if each not in others and find_command(each).result]
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
@@ -60,11 +62,9 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
     command = find_command(name)
-    repeated = command.options.from_file({key: stored[key] for key in stored if key not in _GONE})
+    repeated = command.options.from_file(stored)
     check_code(repeated, options.run_code, run)
-    began = time.monotonic()
-    with command.work(repeated) as work:
-        command.told(work(repeated, typed), repeated, began)
+    command.answer(repeated, typed)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
@@ -73,19 +73,6 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     equal = all(one["equal"] for one in files)
     say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
     return {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": files}
-
-
-def recorded(run: Path) -> tuple[str, dict[str, Any]]:
-    """Return the command that made a run, and its options."""
-    try:
-        options, command = read_json(run / "run.json").get("options"), held_by(run)
-    except UserError:
-        options = command = None
-    if not isinstance(options, dict) or command is None:
-        raise UserError(f"run {shown(str(run))}: no run.json with options in it; {_FINISHED}")
-    if options.pop("independent", False):  # the name of nested="off" in runs stored before November 2026
-        options["nested"] = "off"
-    return command, options
 
 
 def compared(run: Path, again: Path) -> list[dict[str, Any]]:
@@ -113,8 +100,6 @@ def compared(run: Path, again: Path) -> list[dict[str, Any]]:
 
 def _difference(one: "pl.DataFrame", other: "pl.DataFrame") -> dict[str, Any]:
     about: dict[str, Any] = {"equal": False, "columns": {}, "rows": [len(one), len(other)]}
-    if set(one.columns) < set(other.columns):  # of a version that had fewer columns
-        other = other.select(one.columns)
     if one.schema != other.schema or len(one) != len(other):
         return about
     for column, kind in one.schema.items():

@@ -24,7 +24,7 @@ from antiphase.errors import UserError, shown
 from antiphase.files import as_json, as_json_lines, as_rows, replacing
 from antiphase.report.figure import Family, colors_of, families, saved
 from antiphase.report.page import Headline, Section, environment, write_page
-from antiphase.report.table import Table, table_text
+from antiphase.report.table import OnConsole, Table, table_text
 from antiphase.report.words import estimate_of
 from antiphase.statistics.decisions import decide
 from antiphase.terminal import eps_label
@@ -45,9 +45,8 @@ class Result(ABC):
     directory: Path | None = None
 
     main_table: ClassVar[str] = "rows"
-    needs: ClassVar[tuple[str, ...]] = ("summary.json", "run.json")  # a finished run has them
+    needs: ClassVar[tuple[str, ...]] = ("rows.parquet", "summary.json", "run.json")  # a finished run has them
     keys: ClassVar[tuple[str, ...]] = ("models",)  # of summary.json
-    settings_title: ClassVar[str] = "Measurement"
 
     def unmet(self) -> list[str]:
         """Return what the run was asked to reach and did not, such as ``fail_under`` of an audit."""
@@ -87,18 +86,16 @@ class Result(ABC):
     def console(self) -> list[Any]:
         """Return what the command prints of its result."""
         titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
-        return [*titles, *(table.console() for section in self.drawn for table in section.tables)]
+        return [*titles, *(OnConsole(table) for section in self.drawn for table in section.tables)]
 
     def write_report(self, folder: Path) -> Path:
         """Write the page into the directory of the run, and return its path."""
         path = folder / "report.html"
-        headlines, settings = self.headlines(), self.settings_title
-        write_page(path, self.record, headlines, self.drawn, settings=settings, reading=self.reading)
+        write_page(path, self.record, self.headlines(), self.drawn, self.reading)
         return path
 
     @classmethod
     def open(cls, folder: Path, command: str) -> "Result":
-        """Return the result in a directory that a command wrote."""
         return read_result(folder, command)
 
     @classmethod
@@ -271,12 +268,12 @@ def open_result(directory: str | Path) -> Result:
 
 def in_files(contents: Mapping[str, Any], **frames: pl.DataFrame) -> dict[str, bytes]:
     """Return JSON and tables as the files of a run, by their names without an ending."""
-    tables = {f"{name}.parquet": io.BytesIO() for name in frames}
-    for frame, buffer in zip(frames.values(), tables.values(), strict=True):
-        frame.write_parquet(buffer)
     texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in contents.items()}
-    files = {name: buffer.getvalue() for name, buffer in tables.items()}
-    return files | {f"{name}.json": f"{text}\n".encode() for name, text in texts.items()}
+    files = {f"{name}.json": f"{text}\n".encode() for name, text in texts.items()}
+    for name, frame in frames.items():
+        frame.write_parquet(buffer := io.BytesIO())
+        files[f"{name}.parquet"] = buffer.getvalue()
+    return files
 
 
 def listed(models: Sequence[Mapping[str, Any]]) -> str:

@@ -111,19 +111,11 @@ def check_holder(out: Path, command: str) -> None:
 
 
 def held_by(out: Path) -> str | None:
-    """Return the command whose run a directory holds; None if it holds none that is known."""
+    """Return the command whose run a directory holds; None if it holds none."""
     if (out / MARKER).exists():
         return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
-    if (out / "log.jsonl").exists() and (out / "cells").exists():  # of before there were markers
-        return "study run"
-    trained = (out / "metrics.jsonl").exists() or (out / "state.safetensors").exists()
-    about: dict[str, object] = {}
-    with contextlib.suppress(UserError):
-        about = read_json(out / ("recipe.json" if trained else "run.json"))
-    if trained:
-        return {"clip": "train-clip", "vlm": "train-vlm"}.get(str(about.get("kind")), "train")
-    words = str(about.get("command", "")).split()
-    return words[1] if words[:1] == ["antiphase"] and len(words) > 1 else None
+    studies = (out / "log.jsonl").exists() and (out / "cells").exists()  # their store has no marker
+    return "study run" if studies else None
 
 
 def _remove(folders: Sequence[Path]) -> None:

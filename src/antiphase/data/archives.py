@@ -144,7 +144,6 @@ def read_samples(tar: Path, suffix: str) -> Iterator[tuple[str, dict[str, str], 
 
 @functools.lru_cache(maxsize=8)
 def _cells(path: str, changed: int, block: int) -> list[bytes | None]:
-    """Read a block of rows; the time of modification only keys the cache."""
     return _images(path).slice(block * _ROWS, _ROWS).collect().to_series().to_list()
 
 

@@ -20,22 +20,20 @@ from antiphase.files import read_json, read_text
 _CAPTION_LISTS = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
 _COCO_LISTS = "http://images.cocodataset.org/annotations/annotations_trainval2014.zip"
 Row = tuple[str, tuple[str, ...], int | None]  # file, captions, label
+# the names that the columns of a table may have, open_clip's among them
+_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
+_CAPTION_COLUMNS = ("caption", "title", "text")
 
 
 def row_pairs(
-    name: str,
-    split: str,
-    root: Path,
-    rows: Sequence[Row],
-    class_names: tuple[str, ...] = (),
-    lack: str = "has no caption",
+    name: str, split: str, root: Path, rows: Sequence[Row], names: Sequence[str] = (), lack: str = "has no caption"
 ) -> FilePairs:
     """Return the rows that have captions as pairs; ids are row numbers, other rows are ``skipped``."""
     kept = [(number, *row) for number, row in enumerate(rows) if row[1]]
     ids, files, captions, labels = zip(*kept, strict=True) if kept else ((),) * 4
     skipped = tuple(f"{file} {lack}" for file, captions, _ in rows if not captions)
     about = {"ids": torch.tensor(ids, dtype=torch.int64), "captions": captions, "skipped": skipped}
-    return FilePairs.whole(name, split, class_names, labels if class_names else None, root=root, files=files, **about)
+    return FilePairs.whole(name, split, names, labels if names else None, root=root, files=files, **about)
 
 
 def listed_pairs(
@@ -153,10 +151,10 @@ def coco_objects(root: Path, split: str) -> FilePairs:
 def karpathy(
     name: str, place: Path, root: Path, split: str, image_folders: Sequence[str], page: str, folder: str = ""
 ) -> FilePairs:
-    """List the images and captions of one of Karpathy's splits, in the order of the file ``place``; restval is train.
+    """List one of Karpathy's splits in the order of the file; restval is train.
 
-    With ``folder``, that is ``dataset_FOLDER.json`` in a folder of the data folder. Images are searched there and next
-    to the list, also in ``image_folders``.
+    The file is ``place``, or ``dataset_FOLDER.json`` in the data folder's ``folder``; ``image_folders`` are below
+    either.
     """
     split = choose_split(name, split, SPLITS)
     if folder:
@@ -177,18 +175,8 @@ def karpathy(
     return listed_pairs(name, split, places, rows, fix=fix)
 
 
-# the names that the columns of a table may have, open_clip's among them
-_IMAGE_COLUMNS = ("image", "file", "filepath", "path", "image_path")
-_CAPTION_COLUMNS = ("caption", "title", "text")
-
-
 def csv_pairs(place: Path, split: str) -> FilePairs:
-    """List the image files and captions of a table with a header line; each row is one caption of one image.
-
-    Columns, in any order and case, are one of ``_IMAGE_COLUMNS`` (relative to the table's folder) and one of
-    ``_CAPTION_COLUMNS``; ``split`` is refused, others are ignored. The table is one split, whichever is asked for. Rows
-    of the same image become one pair, in the order of their first rows.
-    """
+    """List the images and captions of a table, described in docs/data.md; the rows of an image become one pair."""
     name = f"csv:{place}"
     (_, header), *lines = table_rows(place) or [(0, [])]
     columns = [cell.lower() for cell in header]

@@ -25,9 +25,7 @@ from antiphase.errors import UserError, shown
 from antiphase.files import digest, parse_json
 from antiphase.streams import generator, key
 
-ANSWERS = ("No", "Yes")
-"""The two answers to :func:`ask`, in the order of a classifier's classes."""
-
+ANSWERS = ("No", "Yes")  # to ``ask``, in the order of a classifier's classes
 ASK_CAPTION = "Provide a one-sentence caption for the provided image."  # as in the instructions of LLaVA 1.5
 Turns = tuple[tuple[str, str], ...]
 _PLACE = "<image>"
@@ -79,10 +77,9 @@ class Conversations:
 def load_conversations(
     name: str, *, stage: int, limit: Count | None = None, seed: Seed = 0, root: str | os.PathLike[str] | None = None
 ) -> Conversations:
-    """Load conversations from a named source, one of ``CONVERSATION_SOURCES``; a ``UserError`` if it is not usable.
+    """Load conversations from one of ``CONVERSATION_SOURCES``, of ``stage`` 1 (captions) or 2 (instructions).
 
-    ``stage`` is 1 for captions, 2 for instructions. ``limit`` keeps only N of them, drawn with ``seed``, in their own
-    order. ``root`` is the data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
+    ``limit`` keeps N of them, drawn with ``seed``, in their own order. ``root`` is as in :func:`load_data`.
     """
     if stage not in (1, 2):
         raise UserError(f"stage {stage}: expected 1 (captions) or 2 (instructions)")
@@ -122,23 +119,21 @@ def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
     )
 
 
-def llava_conversations(
-    name: str, path: str, root: Path, images: str | None = None, only: str | None = None
-) -> Conversations:
+def llava_conversations(name: str, path: str, root: Path, images: str = "", only: str = "") -> Conversations:
     """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
-    if images is None:
+    if not images:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
     places = (Path(place).expanduser() for place in (images, path))
     folder, file = (at if at.exists() or not (root / at).exists() else root / at for at in places)
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
     records = read_list(file)
-    if only is not None and isinstance(records, list):
+    if only and isinstance(records, list):
         told = (one for one in records if isinstance(one, dict))
         records = [one for one in told if str(one.get("image", "")).startswith(only)]
     records = _checked(records, file, literal=True)
     if not records:
-        of = "" if only is None else f" about an image whose path begins with {only!r}"
+        of = f" about an image whose path begins with {only!r}" if only else ""
         raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
     refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
@@ -177,11 +172,7 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shard_conversations(name: str, path: str, root: Path) -> Conversations:
-    """List conversations in local, uncompressed tar files: KEY.json and, for an image, KEY.jpg, .png, .webp or .jpeg.
-
-    KEY.json is a record of LLaVA's JSON layout, whose own path of the image is ignored, or its ``conversations``
-    alone, as in Megatron-LM (``examples/multimodal/convert_llava_pretrain_to_wds.py``).
-    """
+    """List conversations in local, uncompressed tar files, in the layout that docs/data.md describes."""
     shards = find_shards(path, root)
     if remote := [shard.place for shard in shards if not shard.local]:
         raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")

@@ -25,6 +25,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MODES = {1: "L", 3: "RGB"}
 _MOST_ASPECT = 16  # of an image that is resized whole
+WORKERS = min(16, os.cpu_count() or 1)
 
 
 def describe_transform(square: "Square", channels: int) -> str:
@@ -136,9 +137,6 @@ def or_error(function: Callable[[Item], Result]) -> Callable[[Item], Result | Us
             return error
 
     return call
-
-
-WORKERS = min(16, os.cpu_count() or 1)
 
 
 def in_threads(

@@ -44,9 +44,7 @@ GROUPS: tuple[str, ...] = tuple(_TABLES["groups"])
 ICON_SETS: dict[str, str] = _TABLES["icon_sets"]
 SCENES: dict[str, int] = _TABLES["scenes"]
 _THEMES: list[list[str]] = _TABLES["objects"]["themes"]
-OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)
-"""What can be seen in ``emoji-objects``, by theme."""
-
+OBJECTS: tuple[str, ...] = tuple(name for theme in _THEMES for name in theme)  # of ``emoji-objects``
 _CONCEPTS: dict[str, Any] = _TABLES["concepts"]
 _PERSON, _RELATION = (frozenset(_CONCEPTS[kind].split()) for kind in ("person", "relation"))
 _VARIANT = _PERSON.union(_CONCEPTS["other"].split())
@@ -59,6 +57,7 @@ _DRAWING = 1  # increase when the rendering changes
 _HELD_OUT = 0.15  # fraction of the concepts
 _VARIATION = "\ufe0f"  # requests the coloured form; used inconsistently by files and fonts
 _HALF = SIZE // 2
+_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask, upper left corner
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,8 @@ def emoji_pairs(
 ) -> ArrayPairs:
     """Return an artist's drawings, such as ``openmoji``'s, at 64 × 64 pixels on white, with Unicode names and aliases.
 
-    The test split has 15 % of the concepts, the same for all artists. Labels are the nine Unicode groups. An emoji with
-    skin tones is there without one and with one, drawn by lot, unless ``tones`` asks for all. The drawings are cached
-    below the data folder ``root``. ``artists`` are those of a set of several.
+    Labels are the nine Unicode groups. ``tones`` asks for all skin tones, not one drawn by lot. The drawings are cached
+    below ``root``, the data folder. ``artists`` are those of a set of several. See docs/data.md.
     """
     choose_split(name, split, ("train", "test"))
     emojis = _emojis()
@@ -326,9 +324,6 @@ def _module(name: str) -> Any:
     except ImportError:
         package = name.replace("_", "-")
         raise UserError(f"the emoji sets need the package {package}: pip install {package}") from None
-
-
-_Placed = tuple[str, Tensor, np.ndarray, tuple[int, int]]  # name, pixels, mask, upper left corner
 
 
 def _scenes(

@@ -5,8 +5,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
+
+from PIL import Image
 
 from antiphase.data.images import FileImages
 from antiphase.errors import NoSuchSplit, UserError
@@ -44,8 +45,7 @@ def split_named(word: str) -> str | None:
 def class_folder(name: str, place: Path, split: str) -> FileImages:
     """List the images of a folder, one sub-folder per class, with classes and files sorted.
 
-    Folders called train, val, test or alike are splits if they contain sub-folders; the classes are those of all
-    splits. A folder without splits has only ``test``, so that a model is not tested on training images.
+    The classes are those of all splits. Without splits there is only ``test``: no model is tested on training images.
     """
     name = printable(name)
     if not place.is_dir():
@@ -139,25 +139,25 @@ def _is_litter(folder: str) -> bool:
     return folder.startswith(".") or folder.casefold() in _LITTER
 
 
-def _images_below(
-    source: str, root: Path, folder: str, listed: dict[str, str], left_out: Counter[str]
-) -> Iterator[str]:
+def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], left_out: Counter[str]) -> Iterator[str]:
     """Yield the visible image files at any depth below ``root/folder``, relative to ``root``."""
+    # what Pillow, as it is installed, reads
+    readable = {*SUFFIXES, *(one for one in _RARE_SUFFIXES if Image.registered_extensions().get(one) in Image.OPEN)}
     for place, folders, names in os.walk(root / folder, onerror=_refuse, followlinks=True):
         if (label := listed.get(real := os.path.realpath(place))) is not None:
             if label not in ("", folder):
-                raise UserError(f"{source}: {place} is a folder of the class {label}, too: remove the link")
+                raise UserError(f"{name}: {place} is a folder of the class {label}, too: remove the link")
             folders.clear()
             continue
         listed[real] = folder
         # links last, so that a file has its own path if it has one
-        visible = sorted(name for name in folders if not _is_litter(name))
-        folders[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(place, name)))
+        visible = sorted(one for one in folders if not _is_litter(one))
+        folders[:] = sorted(visible, key=lambda one: os.path.islink(os.path.join(place, one)))
         below = Path(place).relative_to(root).as_posix()
-        for name in names:
-            suffix = "" if name.startswith(".") else os.path.splitext(name)[1].lower()
-            if suffix in SUFFIXES or (suffix in _RARE_SUFFIXES and _is_readable(suffix)):
-                yield f"{below}/{name}"
+        for file in names:
+            suffix = "" if file.startswith(".") else os.path.splitext(file)[1].lower()
+            if suffix in readable:
+                yield f"{below}/{file}"
             elif suffix in _RARE_SUFFIXES:
                 left_out[suffix] += 1
 
@@ -165,11 +165,3 @@ def _images_below(
 def _refuse(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise UserError(f"cannot list {error.filename} ({error.strerror}): make it readable, or remove it")
-
-
-@cache
-def _is_readable(suffix: str) -> bool:
-    """Return whether Pillow, as it is installed, reads files with a suffix."""
-    from PIL import Image
-
-    return Image.registered_extensions().get(suffix) in Image.OPEN

@@ -25,9 +25,8 @@ from antiphase.data.in_memory import MOST_CLASSES, class_numbers
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import parse_json, read_text
 
+# exceptions of huggingface_hub for a missing network, an unknown name, or no permission
 OFFLINE = (hub_errors.HfHubHTTPError, hub_errors.HFValidationError, OSError, RuntimeError)
-"""Exceptions of huggingface_hub for a missing network, an unknown name, or no permission."""
-
 _LABELS = ("label", "labels", "fine_label")
 
 
@@ -63,10 +62,10 @@ def _local_or_hub(path: Path) -> Path:
 
 
 def wds_images(place: Path, split: str) -> FileImages:
-    """List a classification set of CLIP_benchmark: ``SPLIT/0.tar``, … with KEY.webp, .png or .jpg, and KEY.cls.
+    """List a classification set of CLIP_benchmark: ``SPLIT/0.tar``, … with an image and KEY.cls, its class number.
 
-    ``place`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub, such as clip-benchmark/wds_food101. KEY.cls
-    is a class number, names are in ``classnames.txt``, templates in ``zeroshot_classification_templates.txt``.
+    ``place`` is a folder with ``SPLIT/nshards.txt``, or a name on the hub. ``classnames.txt`` and
+    ``zeroshot_classification_templates.txt`` may be in it.
     """
     name, path, split, samples = _samples(place, split, "cls")
     names = _lines(path / "classnames.txt")
@@ -126,18 +125,12 @@ def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the stripped, non-empty lines of a text file; none if the file is missing."""
     lines = read_text(path, "download it again").splitlines() if path.exists() else []
     return list(filter(None, map(str.strip, lines)))
 
 
 def parquet_images(path: str, split: str) -> FileImages:
-    """List the images of Parquet files with a column ``image`` (or ``img``) of ``{bytes, path}`` and one ``label``.
-
-    ``path`` is a file, a folder or a glob. The name of a file, or of its folders, tells its split. If none does, all
-    are ``test``; otherwise the others, such as ``extra``, are left out with a warning. Class names come from the hub's
-    metadata (``datasets``, feature ``ClassLabel``), or are the numbers.
-    """
+    """List the images of the Parquet files in a path or glob, in the hub's layout, described in docs/data.md."""
     name, place = f"parquet:{path}", Path(path).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
     paths = sorted(path.absolute() for path in ([place] if place.is_file() else below) if path.is_file())

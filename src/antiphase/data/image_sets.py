@@ -24,8 +24,16 @@ from antiphase.data.images import ArrayImages, FileImages
 from antiphase.errors import UserError, one_line, shown
 
 CLASSES = 1000
-WNID = re.compile(r"n\d{8}")
-"""Pattern of a WordNet id."""
+WNID = re.compile(r"n\d{8}")  # of WordNet
+_TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
+_SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
+FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
+RANDOM_IMAGES = 1000
+Given = int | None  # None: by the caller of load_data
+SPECIMEN_FILE = "fashion-mnist-test-1000.png"
+SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
 
 
 def downloaded(name: str, dataset: str, root: Path, fix: str, **settings: Any) -> Any:
@@ -140,10 +148,6 @@ def _wnids() -> tuple[str, ...]:
     return tuple(ImageNetInfo("imagenet-1k").label_names())
 
 
-_TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
-_SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
-
-
 def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, archives: str) -> FileImages:
     """List a set of the linear probe in the order of its published lists; ``trainval`` of the pets is our ``train``."""
     place, sun = root / folder, name == "sun397"
@@ -192,9 +196,6 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
         folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
         fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
         downloaded("caltech101", "Caltech101", root, fix)
-    for place in (folder, folder.parent):
-        if (split_file := place / "antiphase-split.csv").exists():
-            raise UserError(f"caltech101: {split_file} is not read any more: remove it; the split is a rule")
     classes = sub_folders(folder)
     class_names = [names.get(name, name.replace("_", " ").strip()) for name in classes]
     images = list_classes("caltech101", split, folder, classes, class_names)
@@ -210,15 +211,7 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
     for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest()):
         seen[folder := file.partition("/")[0]] += 1
         splits[file] = "train" if seen[folder] <= _TRAIN_IMAGES else "test"
-    return {file: splits[file] for file in files}
-
-
-DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-_FASHION = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Ankle boot"
-FASHION_MNIST_CLASSES = tuple(_FASHION.split(" ", 9))
-RANDOM_IMAGES = 1000
-SPECIMEN_FILE = "fashion-mnist-test-1000.png"
-SPECIMEN_CHUNK = "antiphase"  # PNG text chunk with {"ids": [...], "labels": [...]} as JSON
+    return splits
 
 
 def digits(split: str) -> ArrayImages:
@@ -281,12 +274,7 @@ def cifar(name: str, split: str, root: Path) -> ArrayImages:
 
 
 def random_images(
-    split: str,
-    image_size: int | None,
-    channels: int | None,
-    num_classes: int | None,
-    limit: int | None,
-    seed: int | None,
+    split: str, image_size: Given, channels: Given, num_classes: Given, limit: Given, seed: Given
 ) -> ArrayImages:
     """Return uniform 8-bit noise with uniform labels: other draws for each split, of which ``limit`` takes a prefix."""
     if image_size is None or channels is None or num_classes is None:

@@ -24,6 +24,8 @@ from antiphase.streams import generator
 from antiphase.terminal import progress_bar
 
 Region = tuple[tuple[float, ...], ...] | tuple[int, ...]  # polygons, each x0, y0, x1, y1, …; or run lengths
+_OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
+_OF_EACH_SAMPLE += ("which", "places", "samplings")  # of questions about images, see ``vlm/pope``
 
 
 @final
@@ -54,15 +56,10 @@ def polygon_mask(points: Float[np.ndarray, "corners 2"], height: int, width: int
     >>> polygon_mask(np.array([[1.0, 0.0], [3.0, 0.0], [3.0, 1.0], [1.0, 1.0]]), 2, 4).astype(int).tolist()
     [[0, 1, 1, 0], [0, 0, 0, 0]]
     """
-    x, y = points.T
-    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
-    centres = np.arange(height)[:, None] + 0.5
-    crossed = (y <= centres) != (next_y <= centres)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        crossing = x + (centres - y) / (next_y - y) * (next_x - x)
-    # an edge that a row of centres crosses changes the side of every pixel to the right of the crossing
-    right = crossed[:, None, :] & (crossing[:, None, :] <= np.arange(width)[:, None] + 0.5)
-    return right.sum(-1) % 2 == 1
+    from matplotlib.path import Path as Outline  # slow to import
+
+    y, x = np.mgrid[:height, :width] + 0.5
+    return Outline(points).contains_points(np.c_[x.ravel(), y.ravel()]).reshape(height, width)
 
 
 def run_length_mask(counts: Sequence[int], height: int, width: int) -> Bool[np.ndarray, "height width"]:
@@ -92,10 +89,6 @@ def region_of(segmentation: Any, height: int, width: int) -> Region:
     return tuple(tuple(map(float, points)) for points in segmentation)
 
 
-_OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
-_OF_EACH_SAMPLE += ("which", "places", "samplings")  # of questions about images, see ``vlm/pope``
-
-
 @contextmanager
 def still_there(name: str) -> Iterator[None]:
     """Turn the OSError of a file of the data set ``name`` that was removed into a UserError."""
@@ -107,16 +100,13 @@ def still_there(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Samples(ABC):
-    """Samples with stable ``ids``, their positions in the full split: subsets keep them, and they key random streams.
-
-    ``skipped`` are files that were left out, ``prompts`` those of each class (None: made from its name).
-    """
+    """Samples with stable ``ids``, their positions in the full split, which subsets keep; they key random streams."""
 
     name: str
     split: str
     ids: Int64[Tensor, " samples"]
-    skipped: tuple[str, ...] = ()
-    prompts: tuple[tuple[str, ...], ...] | None = None
+    skipped: tuple[str, ...] = ()  # files that were left out
+    prompts: tuple[tuple[str, ...], ...] | None = None  # of each class; None: made from its name
 
     @classmethod
     def whole(cls, name: str, split: str, class_names: Iterable[str], labels: Any, **others: Any) -> Self:
@@ -254,25 +244,20 @@ class ArrayImages(ImageSet):
         return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
 
     def fingerprint(self) -> str:
-        pixels = self.pixels.numpy()
-        little = pixels.astype(pixels.dtype.newbyteorder("<"), copy=False)
         kind = f"array {self.pixels.dtype} {tuple(self.pixels.shape)}"
-        return digest(kind, little.tobytes(), little_endian(self.labels), little_endian(self.ids))
+        return digest(kind, self.pixels.numpy().tobytes(), little_endian(self.labels), little_endian(self.ids))
 
 
 @final
 @validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
-    """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``).
-
-    ``files`` are names relative to ``root``, with forward slashes; ``channels`` are 1 (grey) or 3 (RGB).
-    """
+    """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``)."""
 
     root: Path
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # names relative to ``root``, with forward slashes
     image_size: int = 224
-    channels: int = 3
+    channels: int = 3  # 1 (grey) or 3 (RGB)
     square: Square | None = None
 
     def __post_init__(self) -> None:
@@ -289,7 +274,6 @@ class FileImages(ImageSet):
         return self.square or Square(self.image_size)
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        """Decode the images at ``positions`` in several threads and return them as float32 in [0, 1]."""
         rows = _index(positions, len(self)).tolist()
         if not rows:
             return torch.empty(0, *self.image_shape)
@@ -298,7 +282,6 @@ class FileImages(ImageSet):
         return torch.from_numpy(np.stack(decoded)).float().div_(255)  # in place to save memory
 
     def resized(self, square: Square, channels: int | None = None) -> "FileImages":
-        """Return the same files, resized and cropped in another way."""
         return self.altered(image_size=square.size, square=square, channels=channels or self.channels)
 
     def fingerprint(self) -> str:
@@ -362,15 +345,12 @@ def check_batch_size(name: str, batch_size: int, samples: int) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PairSet(Samples):
-    """Images with captions, at least one each, and stable ids, with random access.
-
-    ``labels`` and ``objects`` (what is seen where) are None if the source does not say.
-    """
+    """Images with captions, at least one each, and stable ids, with random access."""
 
     captions: tuple[tuple[str, ...], ...]
-    labels: Int64[Tensor, " samples"] | None = None
+    labels: Int64[Tensor, " samples"] | None = None  # None: the source does not say
     class_names: tuple[str, ...] = ()
-    objects: tuple[tuple[ImageObjects, ...], ...] | None = None
+    objects: tuple[tuple[ImageObjects, ...], ...] | None = None  # what is seen where; None: not said
 
     def __post_init__(self) -> None:
         if len(self.captions) != len(self.ids):

@@ -20,13 +20,12 @@ from antiphase.data.images import ArrayImages, subset_rows
 from antiphase.errors import NoSuchSplit, UserError, first_line, shown
 from antiphase.files import printable, regular_file
 
+Names = Sequence[str] | None  # of the classes; None: as the data have them
 MOST_CLASSES = 1_000_000  # larger labels are ids, for which there would be a class each
 _EXPECTED = "uint8 in 0..255, or floating point in [0, 1], (images, channels, height, width), 1 or 3 channels"
 
 
-def array_images(
-    name: str, images: Any, labels: Any, split: str = "test", class_names: Sequence[str] | None = None
-) -> ArrayImages:
+def array_images(name: str, images: Any, labels: Any, split: str = "test", class_names: Names = None) -> ArrayImages:
     """Return labelled images held in arrays, see :func:`checked_pixels` and :func:`class_numbers`."""
     pixels = checked_pixels(name, images)
     numbers = class_numbers(name, labels, len(pixels))
@@ -38,7 +37,7 @@ def array_images(
 
 
 def dataset_images(
-    data: Any, limit: int | None = None, seed: int | None = None, class_names: Sequence[str] | None = None
+    data: Any, limit: int | None = None, seed: int | None = None, class_names: Names = None
 ) -> ArrayImages:
     """Read a ``Dataset`` of items that begin with (image, label), or a ``DataLoader`` of such batches, into memory.
 
@@ -119,11 +118,7 @@ def ordered_names(classes: Any) -> tuple[str, ...] | None:
 
 
 def npz_images(path: str, split: str) -> ArrayImages:
-    """Return the images of a NumPy archive with ``images`` and ``labels`` (or ``x``, ``y``), or a pair for each split.
-
-    Such pairs have the split before or behind: ``train_images``, ``x_test``. Images may lack the channels or have them
-    last. ``class_names`` is optional. Nothing is unpickled.
-    """
+    """Return the images of a NumPy archive, described in docs/data.md; nothing is unpickled."""
     name = f"npz:{printable(path)}"
     try:
         with regular_file(Path(path).expanduser()) as raw:  # NumPy itself would leave a damaged file open

@@ -31,12 +31,9 @@ from antiphase.files import digest, read_json, write_text
 from antiphase.streams import generator, key
 from antiphase.terminal import progress_bar
 
+# Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder
 CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
-"""Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder."""
-
 TITLES = {CC3M: "CC3M", CC12M: "CC12M"}
-"""The names of these sources in the paper."""
-
 # page of the links, columns of the file, which has no header line
 _LINKS = {
     "CC3M": ("https://ai.google.com/research/ConceptualCaptions/download", r"caption\turl"),
@@ -95,7 +92,6 @@ class ShardStream:
             raise UserError(f"{self.name}: lanes {self.lanes}: expected 1 to {len(self.shards)}, its shards")
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of whole batches per epoch."""
         check_batch_size(self.name, batch_size, self.samples)
         if batch_size % self.lanes:
             raise UserError(f"batch size {batch_size}: expected a multiple of {self.lanes}, see --lanes")
@@ -154,7 +150,6 @@ class ShardStream:
             )
 
     def _lane(self, number: int, seed: int, epoch: int, bad: list[str]) -> Iterator[RawSample]:
-        """Yield the samples of repeated passes over a lane's shards, each in its own order."""
         shards = self.shards[number :: self.lanes]
         for turn in itertools.count():
             keys, sample = (number, epoch, turn), None
@@ -188,10 +183,7 @@ def open_shards(
     root: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> ShardStream:
-    """Open a stream of the shards of :func:`find_shards`, which have only training pairs.
-
-    If not given, ``samples`` per epoch are counted, and ``lanes`` are 1, 2, 4 or 8, at most the number of shards.
-    """
+    """Open a stream of shards of training pairs; ``samples`` are counted, and ``lanes`` at most 8, unless given."""
     name, folder = f"shards:{path}", data_root(root)
     choose_split(name, split, ("train",))
     shards = find_shards(path, folder)
@@ -251,8 +243,8 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
 def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    It is a path, a folder (all its ``*.tar``), a path with ``*``, or an http(s), gs, hf or pipe URL. Relative paths
-    are searched for in the working directory; if it has none of them, in the data folder ``root``.
+    It is a path, a folder, a glob or a URL. Relative paths are of the working directory, else of the data folder
+    ``root``.
     """
     try:
         places = expand_urls(pattern)
@@ -306,20 +298,21 @@ def _names(places: list[str], pattern: str) -> list[str]:
 
 
 def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: bool = True) -> int:
-    """Count the samples in local shards by img2dataset's ``NNNNN_stats.json`` (``successes``), or by their members."""
+    """Count the samples in local shards by img2dataset's ``NNNNN_stats.json`` (``successes``), or by reading them."""
     if remote := [shard.name for shard in shards if not shard.local]:
         raise UserError(f"{name}: {remote[0]} is remote: give the total of all shards with --samples")
     total = 0
     with progress_bar("Counting samples", len(shards), progress) as advance:
         for shard in shards:
-            total += _sample_count(Path(shard.place).absolute(), root)
+            total += _sample_count(shard, root)
             advance(1)
     if not total:
         raise UserError(f"{name}: no samples in its {len(shards)} shards: expected KEY.jpg with KEY.txt")
     return total
 
 
-def _sample_count(path: Path, root: Path) -> int:
+def _sample_count(shard: Shard, root: Path) -> int:
+    path = Path(shard.place).absolute()
     if (stats := path.with_name(f"{path.stem}_stats.json")).exists():
         count = read_json(stats).get("successes")
         if type(count) is not int or count < 0:
@@ -329,19 +322,7 @@ def _sample_count(path: Path, root: Path) -> int:
     kept = root / "shards" / digest(f"{path} {status.st_size} {status.st_mtime_ns}")[:16]
     with contextlib.suppress(OSError, ValueError):
         return int(kept.read_text())
-    count = _count_members(path)
+    count = sum(1 for _ in read_shard(shard, lambda line: None))
     with contextlib.suppress(OSError):  # the cache is optional
         write_text(kept, str(count))
     return count
-
-
-def _count_members(path: Path) -> int:
-    """Count the keys of a tar file that have an image and a caption, reading only headers."""
-    names: list[str] = []
-    try:
-        with tarfile.open(path, tarinfo=Header) as archive:
-            names += (member.name for member in archive if member.isreg() and member.size)
-    except Exception:  # damaged file; reported when the stream reaches it
-        del names[-1:]  # the last member is truncated
-    samples = members_by_key(names).values()
-    return sum(CAPTION_SUFFIX in kinds and bool(kinds.keys() & set(IMAGE_SUFFIXES)) for kinds in samples)

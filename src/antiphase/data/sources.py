@@ -29,10 +29,9 @@ T = TypeVar("T")
 class Source:
     """A source of data, and what is known of it without reading it.
 
-    ``read`` is the function that returns the data, or its module and name. Its parameters are any of ``name``,
-    ``split``, ``root`` (the data folder), ``path`` (what follows the colon of the name), ``place`` (that as a path),
-    the arguments of ``load_data`` and the like, and ``more``. ``splits`` are None if the function decides, ``classes``
-    and ``train_images`` if only reading tells.
+    Parameters of the function ``read`` are any of ``name``, ``split``, ``root`` (the data folder), ``path`` (what
+    follows the colon of the name), ``place`` (that as a path), the arguments of ``load_data`` and the like, and
+    ``more``. ``splits``, ``classes`` and ``train_images`` are None if only reading tells.
     """
 
     description: str
@@ -72,13 +71,11 @@ _FIELDS = {known.name for known in fields(Source)}
 
 def listed_sources(kind: str) -> dict[str, Source]:
     """Return the sources of ``images``, ``pairs`` or ``conversations`` by name."""
-    return {
-        name: Source(
-            **{key: value for key, value in facts.items() if key in _FIELDS},
-            more={key: value for key, value in facts.items() if key not in _FIELDS},
-        )
-        for name, facts in _LISTED[kind].items()
-    }
+    sources: dict[str, Source] = {}
+    for name, facts in _LISTED[kind].items():
+        known = {key: facts[key] for key in facts if key in _FIELDS}
+        sources[name] = Source(**known, more={key: facts[key] for key in facts if key not in _FIELDS})
+    return sources
 
 
 _SOURCES, _PAIR_SOURCES = listed_sources("images"), listed_sources("pairs")
@@ -95,7 +92,6 @@ EMOJI_SETS = _SUITES["emoji"]  # drawings on white, by artist
 
 
 def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) -> None:
-    """Warn if a known split differs from the published number of images or classes."""
     known = _PUBLISHED.get(name, {})
     published = known.get(split, images), known.get("classes", classes)
     if published != (images, classes):
@@ -194,7 +190,7 @@ def load_data(
 
 
 def _own_images(
-    source: Any, labels: Any, class_names: Sequence[str] | None, limit: int | None, seed: int | None
+    source: Any, labels: Any, class_names: in_memory.Names, limit: int | None, seed: int | None
 ) -> ImageSet:
     if isinstance(source, ImageSet | Dataset | DataLoader) and labels is not None:
         raise UserError(f"labels: {shown(source)} has its own; leave them out")
@@ -228,13 +224,13 @@ def load_pairs(
 
     Args:
         name: one of ``PAIR_SOURCES``, with a path in place of PATTERN, JSON or PATH.
-        split: ``train``, ``val`` or ``test``, which means ``val`` if a source has only that. Shards have ``train``.
+        split: as in :func:`load_data`; shards have only ``train``.
         limit: load only the first ``limit`` pairs; not for shards.
-        root: data folder; None: the environment variable ANTIPHASE_DATA, or ~/.cache/antiphase.
+        root: as in :func:`load_data`.
         samples: samples per epoch of shards; None: count them.
         lanes: lanes of shards, see :class:`~antiphase.data.ShardStream`; a multiple of the number of processes.
         skip_bad: decode the files now and leave out those that fail. Shards leave them out as they come.
-        progress: show a progress bar on stderr while data are counted or prepared.
+        progress: show a progress bar while data are counted or prepared.
     """
     source = find_named(name, _PAIR_SOURCES, "source of pairs")
     streamed = name.startswith("shards:")

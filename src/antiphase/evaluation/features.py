@@ -42,7 +42,7 @@ class FeatureStore:
     precision: Precision = "float32"  # of the forward passes; bf16 where it is fast
     progress: bool = True  # whether to show a bar on stderr
     process: Process = field(default_factory=Process)
-    _fingerprints: dict[int, tuple[nn.Module, str]] = field(default_factory=dict, repr=False)
+    _fingerprints: dict[nn.Module, str] = field(default_factory=dict, repr=False)
 
     def image_features(self, model: nn.Module, data: ImageSet | PairSet) -> Float[Tensor, "n width"]:
         """Return the features of all images before the projection."""
@@ -103,10 +103,9 @@ class FeatureStore:
 
     def _stored(self, model: nn.Module, about: Sequence[str], n: int, compute: Compute, title: str) -> Tensor:
         """Return all rows of what the kind and the settings in ``about`` identify; compute the missing parts."""
-        if id(model) not in self._fingerprints:  # a second for a large model
-            self._fingerprints[id(model)] = (model, fingerprint(model))  # held: so its id stays its own
+        self._fingerprints[model] = self._fingerprints.get(model) or fingerprint(model)  # a second for a large model
         kind, *settings = about
-        identity = digest(kind, _VERSION, self._fingerprints[id(model)][1], *settings)
+        identity = digest(kind, _VERSION, self._fingerprints[model], *settings)
         folder = self.folder / digest(identity, str(_PART))[:24]
         rows = [range(start, min(start + _PART, n)) for start in range(0, n, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]

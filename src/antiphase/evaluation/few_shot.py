@@ -137,13 +137,9 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     setting, blocks = f"{protocol.ways}-way {protocol.shots}-shot", []
     for seed in range(protocol.seeds):
         episodes = _episodes(source, protocol, protocol.episodes, seed)
-        blocks.append(episode_rows(few_shot_accuracies(support, queries, episodes), setting, seed))
+        scores = few_shot_accuracies(support, queries, episodes)
+        blocks.append(outcome_rows(setting=setting, seed=seed, unit=range(len(scores)), score=scores))
     return pl.concat(blocks)
-
-
-def episode_rows(accuracies: Float[Tensor, " episodes"], setting: str, seed: int) -> pl.DataFrame:
-    """Return a row for each episode, with its accuracy."""
-    return outcome_rows(setting=setting, seed=seed, unit=range(len(accuracies)), score=accuracies)
 
 
 def _episodes(source: Source, protocol: Protocol, count: int, seed: int) -> Episodes:

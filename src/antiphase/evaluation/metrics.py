@@ -1,5 +1,6 @@
 """From what a model made of each image, caption, episode or pair to the numbers that papers print, with intervals."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -172,9 +173,10 @@ def summarise_tasks(
     return {"results": results, "differences": differences}
 
 
-def finite(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return numbers for JSON: null for an infinite end."""
-    return numbers | {end: numbers[end] if np.isfinite(numbers[end]) else None for end in ("low", "high")}
+def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers for JSON, which has no infinity: null for an infinite end."""
+    open_ends = [name for name, value in numbers.items() if isinstance(value, float) and not math.isfinite(value)]
+    return {**numbers, **dict.fromkeys(open_ends)}
 
 
 def _over_seeds(values: pl.DataFrame, metric: Metric) -> pl.DataFrame:

@@ -7,7 +7,7 @@ and ``scripts/evaluate_vlm.py`` of https://github.com/tsb0601/MMVP.
 import csv
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -179,12 +179,8 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     rows = [(file, (text,), None) for file, text in zip(files, statements, strict=True)]
     images = store.project(model, store.image_features(model, row_pairs(pairs.name, "test", pairs.root, rows)))
     texts = store.text_vectors(model, statements, f"statements of {pairs.name}")
-    return answer_rows(right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2))), pairs.patterns)
-
-
-def answer_rows(right: Bool[Tensor, " pairs"], patterns: Sequence[int]) -> pl.DataFrame:
-    """Return a row for each pair: whether both of its statements found their image."""
-    return outcome_rows(unit=range(len(right)), group=list(patterns), score=right.double())
+    right = right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2)))
+    return outcome_rows(unit=range(len(right)), group=list(pairs.patterns), score=right.double())
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:

@@ -7,7 +7,7 @@ ensemble that broke it, or null), ``distance``, ``forwards``, ``backwards``, ``a
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -16,20 +16,14 @@ from antiphase.errors import UserError
 from antiphase.statistics import intervals
 from antiphase.statistics.decisions import decide, mcnemar_exact
 
-_KINDS = {"s": pl.String, "i": pl.Int64, "f": pl.Float64, "b": pl.Boolean}
-
-
-def _schema(columns: str) -> dict[str, Any]:
-    return {name: _KINDS[kind] for name, kind in (column.split(":") for column in columns.split())}
-
-
-_CELL = _schema("attack:s norm:s eps:f")
-_ESTIMATE = _schema("value:f low:f high:f n:i")
-ROW_SCHEMA = _schema(
-    "model:s attention:s seed:i attack:s norm:s eps:f sample:i label:i clean_prediction:i prediction:i success:b "
-    "felled_by:s distance:f forwards:i backwards:i attack_seed:i"
-)
-COMPARISON_SCHEMA = _schema("model:s against:s attack:s norm:s eps:f difference:f low:f high:f p_value:f n:i")
+MODEL_SCHEMA: dict[str, Any] = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
+_CELL = {"attack": pl.String, "norm": pl.String, "eps": pl.Float64}
+_ESTIMATE = dict.fromkeys(("value", "low", "high"), pl.Float64) | {"n": pl.Int64}
+ROW_SCHEMA = MODEL_SCHEMA | _CELL | dict.fromkeys(("sample", "label", "clean_prediction", "prediction"), pl.Int64)
+ROW_SCHEMA |= {"success": pl.Boolean, "felled_by": pl.String, "distance": pl.Float64}
+ROW_SCHEMA |= dict.fromkeys(("forwards", "backwards", "attack_seed"), pl.Int64)
+COMPARISON_SCHEMA: dict[str, Any] = dict.fromkeys(("model", "against"), pl.String) | _CELL
+COMPARISON_SCHEMA |= dict.fromkeys(("difference", "low", "high", "p_value"), pl.Float64) | {"n": pl.Int64}
 
 
 def rates(rows: pl.DataFrame) -> pl.DataFrame:
@@ -146,9 +140,7 @@ def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     }
 
 
-def over_seeds(
-    frame: pl.DataFrame, keys: Sequence[str], column: str, within: Callable[[intervals.Estimate], intervals.Estimate]
-) -> pl.DataFrame:
+def over_seeds(frame: pl.DataFrame, keys: Sequence[str], column: str, within: intervals.Within) -> pl.DataFrame:
     """Average a column over each group of at least two rows, one per seed, with Student's t, cut by ``within``."""
     groups = [(key, group[column]) for key, group in frame.group_by(keys, maintain_order=True) if len(group) > 1]
     means = [(*key, *vars(within(intervals.mean_over_seeds(values.to_list()))).values()) for key, values in groups]

@@ -95,8 +95,7 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
-    pairs = source.test
-    assert isinstance(pairs, PairSet)
+    pairs: PairSet = source.test
     texts, owners = chosen_captions(pairs, protocol.captions)
     place = device_of(model)
     images = store.project(model, store.image_features(model, pairs))
@@ -113,7 +112,6 @@ def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Me
 
 def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -> list[str]:
     """Return a line if captions belong to several images: as wrong candidates they stand before the right one."""
-    assert isinstance(source.test, PairSet)
     texts, owners = chosen_captions(source.test, protocol.captions)
     pairs = pl.DataFrame({"text": [" ".join(text.lower().split()) for text in texts], "image": owners.numpy()})
     shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)

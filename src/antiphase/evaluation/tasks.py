@@ -19,8 +19,8 @@ from antiphase.registry import TASKS, find
 _LISTED = tomllib.loads((files("antiphase.evaluation") / "tasks.toml").read_text(encoding="utf-8"))
 
 
-class Protocol(SimpleNamespace):
-    """The options of ``antiphase evaluate`` that tasks name in ``fields`` and ``resolves``: how they are measured."""
+Protocol = SimpleNamespace
+"""The options of ``antiphase evaluate`` that tasks name in ``fields`` and ``resolves``: how they are measured."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Source:
         return self.test.name
 
     def tasks(self) -> tuple[str, ...]:
-        """Return the names of the tasks that can be measured on it."""
         return tuple(task.name for task in all_tasks() if task.serves(self))
 
 

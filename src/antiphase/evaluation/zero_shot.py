@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import polars as pl
 from jaxtyping import Float
@@ -93,10 +93,6 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     return pl.concat(blocks)
 
 
-def _resolved(source: Source, protocol: Protocol) -> dict[str, Any]:
-    return {"prompts": {name: digest(*map("\x1f".join, texts)) for name, texts in _ensembles(source, protocol).items()}}
-
-
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
     return accuracies(setting, rows, (1, _TOP) if rows["group"].n_unique() > _TOP else (1,))
 
@@ -115,6 +111,8 @@ TASK = make_task(
     metrics=_metrics,
     heading=_heading,
     stands_for=accuracy_stands_for,
-    resolved=_resolved,
+    resolved=lambda source, protocol: {
+        "prompts": {name: digest(*map("\x1f".join, texts)) for name, texts in _ensembles(source, protocol).items()}
+    },
     paper_data=IMAGENET_SETS,
 )

@@ -32,6 +32,7 @@ defences loss crop captions patch_dropout"""
 _CLASS = re.compile("attention|attn", re.IGNORECASE)
 _PART = re.compile(r"(\w*_)?(attn|attention)|(to_|w_?)?(q|qkv|query|queries)(_proj|_lin|_linear)?")
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def attention_kind(model: nn.Module) -> AttentionKind:
@@ -127,9 +128,6 @@ def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
     measured = getattr(getattr(model, "card", None), "lambdas", ())
     return list(measured) if len(measured) > len(means) else means
-
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 @validated

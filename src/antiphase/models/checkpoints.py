@@ -184,11 +184,8 @@ def as_config(kind: type[Config], values: Any, source: str = "", place: tuple[st
 def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:
     """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
 
-    Reads safetensors, dictionaries of ``torch.save`` (no code is run) and the index of a checkpoint in several files.
-    The weights may be in a dictionary within the file, such as ``state_dict``, and have a prefix, such as ``module.``.
-    Of weights and their moving average (``ema``, ``swa``) the average is taken; a warning names what is ignored.
-    ``name`` is FILE or ``FILE#SET``, SET the dictionary or prefix of one of several sets. ``own`` are the model's
-    tensors by name, whose shapes count if ``sized``.
+    ``name`` is FILE or ``FILE#SET``; docs/commands.md says what a file may hold. No code of it is run. ``own`` are the
+    model's tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
     held = _tensors(path)

@@ -17,8 +17,7 @@ _HOW = "use --classes FILE with the folder names in the order of the model's out
 def in_model_order(cards: Sequence[ModelCard], data: ImageSet, fix: str = _HOW) -> tuple[ImageSet, list[str]]:
     """Return the images with each label replaced by the index of the model's output, and warnings.
 
-    A class is matched by its exact name, else by its letters and digits, ignoring case; ImageNet classes also by
-    WordNet id and synonym. The data may cover a subset of the model's classes. ``fix`` is what errors advise.
+    A class is matched by name, letters and digits, WordNet id or synonym; the data may have some of the classes.
     """
     if data.name == "random":  # its labels are noise
         return data, []

@@ -16,28 +16,24 @@ from antiphase.arguments import Fields, Seed, validated
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
+from antiphase.models import transformer
 from antiphase.models.checkpoints import as_config
 from antiphase.models.preprocessing import Images
-from antiphase.models.transformer import (
-    PRESETS_OF,
-    ScheduleName,
-    Size,
-    TextConfig,
-    TextTransformer,
-    attention_named,
-    attention_slot,
-    check_memory,
-)
+from antiphase.models.transformer import ScheduleName, Size, TextConfig, TextTransformer
 from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
 Towers = Literal["both", "vision", "text"]
 TokenIds = Int64[Tensor, "batch length"]
+Texts = Sequence[str] | TokenIds
 Embeddings = Float[Tensor, "batch embed"]
 
 LOGIT_SCALE = math.log(1 / 0.07)  # CLIP, Section 2.5
 _STEP = 8  # lengths are rounded up to a multiple: few shapes to compile, few wasted tokens
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
+IMAGENET_STD = (0.229, 0.224, 0.225)
+PRESETS: dict[str, dict[str, Any]] = transformer.PRESETS_OF["clip"]
 
 
 def trimmed(tokens: TokenIds) -> Int64[Tensor, "batch shorter"]:
@@ -111,7 +107,7 @@ class CLIP(nn.Module):
         embeddings = self.visual(images, keep) @ self.image_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+    def encode_text(self, texts: Texts, normalize: bool = False) -> Embeddings:
         """Return embeddings of strings or token ids, of length 1 if ``normalize``."""
         if isinstance(texts, str):  # would be read as a list of letters
             raise TypeError(f"text {texts!r}: expected a list of strings, such as [{texts!r}]")
@@ -119,9 +115,7 @@ class CLIP(nn.Module):
         embeddings = self.text(trimmed(tokens.to(self.text_projection.device))) @ self.text_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def forward(
-        self, images: Images, texts: Sequence[str] | TokenIds, keep: Kept = None
-    ) -> tuple[Embeddings, Embeddings]:
+    def forward(self, images: Images, texts: Texts, keep: Kept = None) -> tuple[Embeddings, Embeddings]:
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
@@ -140,8 +134,8 @@ def bare_clip(config: ClipConfig) -> CLIP:
     if vision.num_classes:
         raise UserError(f"vision.num_classes {vision.num_classes}: expected 0, a CLIP's tower has no head")
     try:
-        check_memory(text, text.vocab_size + text.context_length)
-        text_tower = TextTransformer(attention_slot(text), text)
+        transformer.check_memory(text, text.vocab_size + text.context_length)
+        text_tower = TextTransformer(transformer.attention_slot(text), text)
     except ValueError as error:
         raise UserError(f"text tower: {error}") from None
     scale = {"logit_scale": config.logit_scale, "logit_bias": config.logit_bias}
@@ -184,12 +178,6 @@ def _initialise(model: CLIP, init: Init, seed: int) -> None:
     draw_own(model, seed, draw)
 
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # the recipe's, not OpenAI's
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-PRESETS: dict[str, dict[str, Any]] = PRESETS_OF["clip"]
-
-
 @dataclass(frozen=True)
 class ClipVariant:
     """A kind of CLIP, as registered in :data:`antiphase.registry.CLIPS`."""
@@ -216,10 +204,10 @@ def find_clip(variant: str) -> ClipVariant:
 
 @validated
 def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build a CLIP with standard attention in both towers, of the preset ``"b16"`` or ``"small"``.
+    """Build a CLIP with standard attention in both towers, of the preset ``"small"`` or ``"b16"``.
 
-    ``fields`` are those of :class:`~antiphase.models.clip.ClipConfig`; ``vision`` and ``text`` are dictionaries of what
-    differs from the preset.
+    ``"b16"`` is the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters). ``fields`` are those of
+    :class:`ClipConfig`; ``vision`` and ``text`` are dictionaries of what differs from the preset.
     """
     return build_clip(configure_clip(preset, **fields), seed)
 
@@ -233,18 +221,6 @@ def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     :func:`~antiphase.models.diffvit`) and ``attention``, another registered one.
     """
     return clip(preset, seed=seed, **{"towers": "both"} | fields)
-
-
-@validated
-def clip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters); arguments as for :func:`clip`."""
-    return clip("b16", seed=seed, **fields)
-
-
-@validated
-def diffclip_vit_b16(*, seed: Seed = 0, **fields: Any) -> CLIP:
-    """Build the paper's DiffCLIP at ViT-B/16 (Section 4); arguments as for :func:`diffclip`."""
-    return diffclip("b16", seed=seed, **fields)
 
 
 def clip_sizes(
@@ -280,7 +256,7 @@ def configure_clip(
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
     find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
-    sizes, attention = PRESETS[preset], attention_named(attention, variant)
+    sizes, attention = PRESETS[preset], transformer.attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     in_vision, in_text = (lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text"))
     # the released DiffCLIP uses PyTorch's layer-norm eps in its image tower, the baseline timm's

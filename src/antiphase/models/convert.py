@@ -164,7 +164,6 @@ def _read(model: Any, spec: str) -> list[_Source]:
 
 
 def _timm(net: Any, normalize: Any, spec: str) -> _Source:
-    """Return timm's vision transformer; its names are ours."""
     timm: Any = importlib.import_module("timm.models.vision_transformer")  # seconds
     if type(net) is not timm.VisionTransformer:
         known = "expected a vision transformer of antiphase or timm, or a CLIP of antiphase or open_clip"

@@ -33,12 +33,11 @@ _RENAMED = _TABLE.split()
 def write_foreign(model: CLIP, directory: Path, layout: str) -> Path:
     """Write a CLIP for another library, ``"open_clip"`` or ``"transformers"``; return the path of its weights.
 
-    open_clip: ``create_model_and_transforms("local-dir:DIRECTORY")``. An image tower of other sizes than ViT-B/16 is
-    described in a folder of its own, which ``open_clip_config.json`` names by its absolute path.
+    open_clip: ``create_model_and_transforms("local-dir:DIRECTORY")``. An image tower of other sizes than ViT-B/16 is in
+    a folder of its own, which ``open_clip_config.json`` names by its absolute path.
 
-    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``, with tokenizer and image processor. Tokens are scaled down
-    by 2^32 before its first layer norm, which ours lacks, so that its ε counts and not their variance; float16 cannot
-    hold them. A UserError refuses differential attention, a logit bias and other layer norms.
+    transformers: ``CLIPModel.from_pretrained(DIRECTORY)``. Tokens are scaled down by 2^32 before its first layer norm,
+    which ours lacks, so that its ε counts and not their variance; float16 cannot hold them.
     """
     config = model.config
     assert config is not None

@@ -171,13 +171,11 @@ def _geometry(processor: Any, spec: str) -> Square:
     return _square(spec, crop or resize, kind, resize, squash, floor=True)
 
 
-def _square(
-    spec: str, size: int, interpolation: str, resize: int, squash: bool = False, *, floor: bool = False
-) -> Square:
-    if interpolation not in get_args(Interpolation):
-        _refuse(spec, f"interpolation {shown(interpolation)} is not supported")
-    whole, kind = resize == size, cast(Interpolation, interpolation)
-    return Square(int(size), kind, None if whole else int(resize), squash, floor and not (whole and squash))
+def _square(spec: str, size: int, kind: str, resize: int, squash: bool = False, *, floor: bool = False) -> Square:
+    if kind not in get_args(Interpolation):
+        _refuse(spec, f"interpolation {shown(kind)} is not supported")
+    whole, interpolation = resize == size, cast(Interpolation, kind)
+    return Square(int(size), interpolation, None if whole else int(resize), squash, floor and not (whole and squash))
 
 
 def _affine(processor: Any, channels: int) -> tuple[Numbers, Numbers]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import AfterValidator, Field, PositiveFloat, model_serializer, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
@@ -131,11 +131,10 @@ PRESETS_OF: Any = tomllib.loads(Path(__file__).with_name("presets.toml").read_te
 
 
 class TowerConfig(Fields):
-    """Sizes and attention of a tower.
+    """Sizes and attention of a tower; a variant's description has the settings that are not given.
 
-    ``num_heads`` counts the heads of the standard twin. The fields from ``lambda_init`` to ``output_gate`` are for
-    differential attention, see :class:`~antiphase.attention.DifferentialAttention`; ``normed`` attention has its factor
-    1 − λ_init. If ``attention`` is a variant, its description has the settings that are not given.
+    ``num_heads`` counts the heads of the standard twin. The fields from ``lambda_init`` to ``output_gate`` are those of
+    :class:`~antiphase.attention.DifferentialAttention`; ``normed`` attention has its factor 1 − λ_init.
     """
 
     attention: Annotated[str, _registered(ChainMap(ATTENTION, VARIANTS))]
@@ -165,8 +164,8 @@ class TowerConfig(Fields):
     @model_validator(mode="after")
     def _check_lambda(self) -> Self:
         if self.attention in ("softmax", "normed"):
-            for name, usual in (("ratio", None), ("kv_heads", None), ("output_gate", False), *_OF_LAMBDA.items()):
-                if (value := getattr(self, name)) != usual:
+            for name in ("ratio", "kv_heads", "output_gate", "lambda_max", "temperature"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
                     raise UserError(f"{name} {value}: {self.attention} attention has none; leave it out")
             if not self.bias:
                 raise UserError(f"bias False: {self.attention} attention has biases; leave it out")
@@ -175,14 +174,6 @@ class TowerConfig(Fields):
             fix = "expected none, as λ = σ(x·W) has no λ_init; leave it out or take another parameterisation"
             raise UserError(f"lambda_init {self.lambda_init:g}, schedule {self.lambda_schedule}: {fix}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _leave_out_later_fields(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        # keeps the identity of recipes written before these fields existed
-        own = find(VARIANTS, self.attention, "variant").defaults if self.attention in VARIANTS else {}
-        later = {name: kind.default for name, kind in type(self).model_fields.items() if name in _LATER}
-        usual = {name for name, one in later.items() if getattr(self, name) == one == own.get(name, one)}
-        return {name: value for name, value in dump(self).items() if name not in usual}
 
 
 @dataclass(frozen=True)
@@ -199,11 +190,6 @@ class AttentionSpec:
         return "differential" if self.differential else "softmax"
 
 
-# fields that were added to those of a tower since recipes were first written
-_OF_LAMBDA = {"lambda_max": None, "temperature": 1.0}
-_LATER = (*_OF_LAMBDA, "initial_weights", "bias", "ratio", "kv_heads", "output_gate", "activation", "pre_norm")
-
-
 def _lambda_init(config: TowerConfig, layer: int) -> float:
     return find(SCHEDULES, config.lambda_schedule, "schedule of λ_init")(config.lambda_init)(layer)
 
@@ -214,13 +200,13 @@ def _differential(config: TowerConfig, layer: int, variant: str = "v1") -> nn.Mo
     return DifferentialAttention(variant=variant, lambda_init=_lambda_init(config, layer), **options)
 
 
-def _normed(config: TowerConfig, layer: int) -> nn.Module:
-    return NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer))
-
-
 SOFTMAX = AttentionSpec("ViT", False, lambda config, layer: SoftmaxAttention(config.dim, config.num_heads))
 DIFFERENTIAL = AttentionSpec("DiffViT", True, _differential)
-NORMED = AttentionSpec("ViT with norm and factor", False, _normed)
+NORMED = AttentionSpec(
+    "ViT with norm and factor",
+    False,
+    lambda config, layer: NormedAttention(config.dim, config.num_heads, scale=1.0 - _lambda_init(config, layer)),
+)
 
 
 def attention_spec(name: str) -> AttentionSpec:

@@ -11,24 +11,15 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, at_least, validated
 from antiphase.errors import UserError, invalid, one_line
+from antiphase.models import transformer
 from antiphase.models.preprocessing import Images, Normalize
-from antiphase.models.transformer import (
-    ACTIVATIONS,
-    PRESETS_OF,
-    Activation,
-    AttentionFactory,
-    Block,
-    Size,
-    TowerConfig,
-    attention_named,
-    attention_slot,
-    check_memory,
-    first_token,
-)
+from antiphase.models.transformer import Activation, AttentionFactory, Block, Size, TowerConfig
 from antiphase.streams import generator
 
 InitialWeights = Literal["uniform", "normal"]
 Kept = Int64[Tensor, "batch kept"] | None  # indices of the patches that the blocks see; None: all
+_SIZES = "image_size patch_size in_channels dim depth num_classes mlp_ratio norm_eps mean std activation pre_norm"
+PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in transformer.PRESETS_OF["vit"].items()}
 
 
 class PatchEmbed(nn.Module):
@@ -89,7 +80,8 @@ class VisionTransformer(nn.Module):
         self.norm_pre = nn.LayerNorm(dim, eps=norm_eps) if pre_norm else None
         self.checkpointing = False  # computes each block again in the backward pass: slower, smaller
         self.blocks = nn.ModuleList(
-            Block(dim, attention(layer), mlp_ratio, ACTIVATIONS[activation](), norm_eps) for layer in range(depth)
+            Block(dim, attention(layer), mlp_ratio, transformer.ACTIVATIONS[activation](), norm_eps)
+            for layer in range(depth)
         )
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
@@ -103,10 +95,7 @@ class VisionTransformer(nn.Module):
         return x if self.norm_pre is None else self.norm_pre(x)
 
     def features(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:
-        """Return the class token after the last norm, the head's input.
-
-        The blocks see the patches with the indices ``keep`` (Y. Li et al., FLIP, CVPR 2023); all by default.
-        """
+        """Return the class token after the last norm; blocks see the patches ``keep`` (Li et al., FLIP, CVPR 2023)."""
         x = self.tokens(images)
         if keep is not None:
             kept = x[:, 1:].gather(1, keep[:, :, None].expand(-1, -1, x.shape[-1]))
@@ -115,7 +104,7 @@ class VisionTransformer(nn.Module):
         # no sum mixes two types (dev/low-precision.md)
         if torch.is_autocast_enabled(device) and not self.training:
             x = x.to(torch.get_autocast_dtype(device))
-        x = first_token(self.blocks, x, checkpointing=self.checkpointing)
+        x = transformer.first_token(self.blocks, x, checkpointing=self.checkpointing)
         return self.norm(x.to(self.norm.weight.dtype))
 
     def forward(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch classes"]:
@@ -139,10 +128,6 @@ class VitConfig(TowerConfig):
     initial_weights: InitialWeights = "uniform"
     activation: Activation = "gelu"
     pre_norm: bool = False
-
-
-_SIZES = ("patch_size", "in_channels", "dim", "depth", "num_heads", "num_classes")
-PRESETS: dict[int, dict[str, int]] = {int(side): sizes for side, sizes in PRESETS_OF["vit"].items()}
 
 
 @validated
@@ -175,7 +160,7 @@ def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConf
     if "attention" in sizes:
         raise UserError(f"attention {sizes['attention']!r}: not an option here; call vit or diffvit")
     sizes = dict(sizes)
-    attention = attention_named(attention, sizes.pop("variant", None))
+    attention = transformer.attention_named(attention, sizes.pop("variant", None))
     values = {"attention": attention, "image_size": image_size, **PRESETS.get(image_size, {}), **sizes}
     try:
         return VitConfig.model_validate(values)
@@ -197,11 +182,9 @@ def build(config: VitConfig, seed: Seed = 0) -> VisionTransformer:
 def build_vision(config: VitConfig) -> VisionTransformer:
     """Build the model with whatever weights construction draws."""
     patches = (config.image_size // config.patch_size) ** 2
-    check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
-    sizes = {"image_size", *_SIZES, "mlp_ratio", "norm_eps", "mean", "std", "activation", "pre_norm"}
-    sizes.remove("num_heads")
+    transformer.check_memory(config, patches + config.patch_size**2 * config.in_channels + config.num_classes)
     try:
-        return VisionTransformer(attention_slot(config), **config.model_dump(include=sizes))
+        return VisionTransformer(transformer.attention_slot(config), **config.model_dump(include=set(_SIZES.split())))
     except (ValueError, TypeError, RuntimeError) as error:  # the latter two for sizes beyond torch's
         raise UserError(one_line(error)) from None
 

@@ -28,6 +28,9 @@ from antiphase.models.trained import RESIZE, SQUARE, code_of, is_starting_model,
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
+RELEASED_WEIGHTS = "released.safetensors"
+Layout = Literal["antiphase", "released", "open_clip", "transformers"]
+
 
 @validated
 def load_model(
@@ -35,7 +38,6 @@ def load_model(
     *,
     random_weights: bool = False,
     seed: Seed = 0,
-    lambda_init: float | Literal["depth"] | None = None,
     module: nn.Module | None = None,
 ) -> nn.Module:
     """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode, with ``model.card``.
@@ -46,7 +48,6 @@ def load_model(
             seed of its training, from which it is drawn if it is random.
         random_weights: build a ``timm:``, ``torchvision:``, ``hf:`` or ``open_clip:`` model without a download.
         seed: random seed of these weights, and of all that a ``python:`` function draws from torch.
-        lambda_init: λ_init of a ``diffclip:`` checkpoint, which does not contain it.
         module: gets the weights of a run directory of ``antiphase.train(module, …)``, which holds no code.
 
     >>> load_model("specimen:diffvit-0").card.attention
@@ -57,7 +58,7 @@ def load_model(
         raise UserError(f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0'")
     name, text, stated = named_spec(spec)
     if name or stated is not None:
-        settings = {"random_weights": random_weights, "lambda_init": lambda_init, "module": module}
+        settings = {"random_weights": random_weights, "module": module}
         return named(load_model(text, seed=seed if stated is None else stated, **settings), name, stated)
     scheme = scheme_of(spec)
     if module is not None and scheme is not None:
@@ -65,11 +66,8 @@ def load_model(
     if random_weights and not (scheme and scheme.random):
         able = ", ".join(f"{name}:" for name in MODELS if find(MODELS, name, "scheme").random)
         raise UserError(f"model {spec!r}: --random-weights only applies to {able} models; leave it out")
-    if lambda_init is not None and not spec.startswith("diffclip:"):
-        fix = "only applies to diffclip: checkpoints, which do not contain it; leave it out"
-        raise UserError(f"model {shown(spec)}: lambda_init {shown(lambda_init)} {fix}")
     if scheme is not None:
-        return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed, lambda_init))
+        return scheme.load(Wanted(spec, spec.partition(":")[2], random_weights, seed))
     if not os.path.isdir(spec):  # never raises, unlike Path.is_dir
         known = f"did you mean python:{spec}?" if ".py:" in spec else f"expected one of DIRECTORY, {', '.join(forms())}"
         raise UserError(f"model {shown(spec)}: no such directory; {known}")
@@ -105,9 +103,6 @@ def fingerprint(model: nn.Module) -> str:
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0]):
         parts += [name, str(tensor.dtype), raw_bytes(tensor)]
     return digest(*parts)
-
-
-RELEASED_WEIGHTS = "released.safetensors"
 
 
 def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = None) -> nn.Module:
@@ -146,7 +141,6 @@ def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
 
 
 def _with_any_weights(spec: str) -> nn.Module:
-    """Load a specification whose weights are replaced, so that none are downloaded."""
     scheme = scheme_of(spec)
     return scheme.load(Wanted(spec, spec.partition(":")[2], True)) if scheme else load_model(spec)
 
@@ -160,10 +154,7 @@ def _specimens() -> Path:
     return Path(str(files("antiphase").joinpath("specimens")))
 
 
-@scheme(
-    "specimen:NAME",
-    "a trained model shipped with the package: vit-0 … vit-7, diffvit-0 … diffvit-7, vit-robust-0, diffvit-robust-0",
-)
+@scheme("specimen:NAME", "a trained model in the package: vit-0 … -7, diffvit-0 … -7, vit-robust-0, diffvit-robust-0")
 def _specimen(wanted: Wanted) -> nn.Module:
     name = wanted.name
     if name not in specimen_names():
@@ -193,16 +184,12 @@ def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tupl
     return tuple(names)
 
 
-Layout = Literal["antiphase", "released", "open_clip", "transformers"]
-
-
 @validated
 def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "antiphase") -> Path:
     """Write a model to a directory; return the path of its weights.
 
-    Layout ``"antiphase"``: ``recipe.json`` and ``model.safetensors``, which ``load_model`` reads; of a foreign model
-    the recipe has the specification, not the code. ``"released"``: ``released.safetensors`` with the keys of DiffCLIP's
-    checkpoints, size and λ_init in its header. ``"open_clip"``, ``"transformers"``: see
+    Layout ``"antiphase"`` is what ``load_model`` reads; of a foreign model it has the specification, not the code.
+    ``"released"`` has the keys of DiffCLIP's checkpoints, with size and λ_init in the header. The others: see
     :func:`~antiphase.models.layouts.write_foreign`.
     """
     directory, card = Path(directory), getattr(model, "card", None)
@@ -233,10 +220,7 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
 
 @validated
 def push(model: nn.Module, repository: str, *, private: bool = True) -> str:
-    """Upload a model to ``USER/NAME`` on the Hugging Face hub, created if missing, and return its URL.
-
-    ``load_model("hub:USER/NAME")`` reads it. Uses the token stored by ``hf auth login``.
-    """
+    """Upload a model to ``USER/NAME`` on the hub, with the token of ``hf auth login``; return its URL."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, folder)
         api = HfApi()

@@ -4,7 +4,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,10 @@ from matplotlib.figure import Figure
 
 from antiphase.evaluation.rates import by_seed, over_seeds
 from antiphase.report.words import number, points_interval
-from antiphase.statistics.intervals import Estimate, as_difference, as_share, is_interval, mean_over_seeds
+from antiphase.statistics.intervals import Estimate, Within, as_difference, as_share, is_interval, mean_over_seeds
 from antiphase.terminal import eps_label
 
-# Okabe and Ito's colour-blind-safe palette; the first family of each kind of attention has the same colour in every
-# report.
+# Okabe and Ito's colour-blind-safe palette; the first family of a kind of attention has one colour in all reports
 _FIRST = {"softmax": "#0072B2", "differential": "#D55E00"}
 _FURTHER = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
@@ -54,9 +53,7 @@ def seed_counts(groups: Sequence[Family]) -> str:
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def with_means(
-    frame: pl.DataFrame, groups: Sequence[Family], keys: Sequence[str], within: Callable[[Estimate], Estimate]
-) -> pl.DataFrame:
+def with_means(frame: pl.DataFrame, groups: Sequence[Family], keys: Sequence[str], within: Within) -> pl.DataFrame:
     """Return estimates, and below them the means over the seeds of each family that has several.
 
     The frame has ``model, value, low, high`` and the keys; ``name``, of a model or family, then stands for ``model``.
@@ -152,11 +149,7 @@ class Forest:
 
 
 def mean_line(
-    label: str,
-    estimates: Sequence[Estimate],
-    within: Callable[[Estimate], Estimate],
-    color: str = UNDECIDED,
-    marked: bool = False,
+    label: str, estimates: Sequence[Estimate], within: Within, color: str = UNDECIDED, marked: bool = False
 ) -> ForestLine:
     """Return a line for one estimate, or for the mean of those of several seeds, see :func:`with_means`."""
     seeds = [estimate.value for estimate in estimates] if len(estimates) > 1 else []

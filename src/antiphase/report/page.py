@@ -74,13 +74,7 @@ class Section:
 
 
 def write_page(
-    path: Path,
-    record: Mapping[str, Any],
-    headlines: Sequence[Headline],
-    sections: Sequence[Section],
-    *,
-    settings: str,
-    reading: str = "",
+    path: Path, run: Mapping[str, Any], headlines: Sequence[Headline], sections: Sequence[Section], reading: str = ""
 ) -> None:
     """Write the page of a run from the content of its ``run.json``; the same content gives the same bytes."""
     drawn = {}
@@ -93,13 +87,13 @@ def write_page(
         for ending, content in drawn[plot.name]["files"].items() if plot.beside else ():
             with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
                 temporary.write_bytes(content)
-    run = dict(record)
+    run = dict(run)
     if isinstance(run["data"], list):
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])
         run |= {"data": ", ".join(run["data"]), "n": sum(run["n"]), "data_fingerprint": prints}
     run["settings"] = {name: in_one_line(value) for name, value in run["settings"].items()}
     values = {"headlines": list(zip(headlines, answers, strict=True)), "sections": sections, "drawn": drawn}
-    values |= {"run": run, "settings_title": settings, "reading": Markup(reading)}
+    values |= {"run": run, "reading": Markup(reading)}
     write_text(path, environment().get_template("page.html").render(values))
 
 

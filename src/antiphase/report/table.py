@@ -32,6 +32,9 @@ class Field:
     kind: str = ""
 
 
+FieldOf = Callable[[Mapping[str, Any]], Field]  # of a row of numbers
+
+
 @dataclass(frozen=True)
 class Table:
     """Fields in rows; ``csv`` holds the numbers with all digits, in long form."""
@@ -41,10 +44,6 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Field, ...], ...]
     csv: str
-
-    def console(self, columns: Sequence[str] = ()) -> "OnConsole":
-        """Return the table for a console, with all columns or some."""
-        return OnConsole(self, columns)
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def tabulate(
     frame: "pl.DataFrame",
     down: Sequence[str],
     across: str,
-    field: Callable[[Mapping[str, Any]], Field],
+    field: FieldOf,
     heads: Callable[[Any], str] | Mapping[Any, str] = str,
     csv: "pl.DataFrame | None" = None,
 ) -> Table:

@@ -30,6 +30,9 @@ class Estimate:
     n: int
 
 
+Within = Callable[[Estimate], Estimate]  # cuts an interval to the values that there can be
+
+
 def is_interval(low: float, high: float) -> bool:
     """Return whether two ends bound anything: they are apart, and one of them is finite."""
     return high - low > _NO_WIDTH and (math.isfinite(low) or math.isfinite(high))

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from antiphase.arguments import NOT_EMPTY, Device, Fields, NonNegative, Seed, Size, validated
+from antiphase.arguments import NOT_EMPTY, Device, Fields, NonNegative, Seed, validated
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Keys, Threat, project, random_point, steepest
 from antiphase.data import ImageSet
@@ -26,6 +26,7 @@ Labels = Int64[Tensor, " batch"]
 _TAKEN_BY: dict[str, Variant] = {"steps": "pgd", "replays": "free"}
 _EVALUATION_IMAGES = 500
 _EVALUATION_STEPS = 10
+_EVALUATION_BATCH = 128
 
 
 class Adversary(Fields):
@@ -65,7 +66,6 @@ class Adversary(Fields):
 
     @property
     def updates_per_batch(self) -> int:
-        """Number of parameter updates per minibatch."""
         return self.replays if self.variant == "free" else 1
 
     def eps_at(self, update: int, updates_per_epoch: int) -> float:
@@ -109,8 +109,7 @@ def perturb(
     def gradient(x: Images) -> Images:
         return torch.autograd.grad(F.cross_entropy(logits(x), labels, reduction="sum"), x)[0]
 
-    steps = adversary.steps if adversary.variant == "pgd" else 1
-    return ascend(images, adversary, eps, keys, gradient, steps)
+    return ascend(images, adversary, eps, keys, gradient, adversary.steps if adversary.variant == "pgd" else 1)
 
 
 def replay(
@@ -142,21 +141,14 @@ def replay(
 
 @validated
 def robust_accuracy(
-    model: nn.Module,
-    data: Annotated[ImageSet, NOT_EMPTY],
-    eps: NonNegative,
-    device: Device = "cpu",
-    *,
-    seed: Seed = 0,
-    batch_size: Size = 128,
+    model: nn.Module, data: Annotated[ImageSet, NOT_EMPTY], eps: NonNegative, device: Device = "cpu", *, seed: Seed = 0
 ) -> float:
     """Return the fraction of images that are classified correctly and stay so under PGD, in [0, 1], for monitoring.
 
-    Uses at most 500 images and 10 L∞ steps of ε/4 from one random start, in float32. Leaves the model in evaluation
-    mode.
+    At most 500 images, 10 L∞ steps of ε/4 from one random start, in float32; the model stays in evaluation mode.
     """
     model.eval()
     some = data.subset(_EVALUATION_IMAGES, 0)
-    images, how = some.images(range(len(some))).to(device), {"seed": seed, "batch_size": batch_size}
+    images, how = some.images(range(len(some))).to(device), {"seed": seed, "batch_size": _EVALUATION_BATCH}
     result = pgd(model, images, some.labels, Threat(eps=eps), steps=_EVALUATION_STEPS, ids=some.ids, **how)  # pyright: ignore
     return int((~result.success).sum()) / len(some)

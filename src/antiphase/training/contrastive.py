@@ -28,10 +28,10 @@ from antiphase.models.checkpoints import load_into
 from antiphase.models.clip import CLIP, build_clip, tokenize
 from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
-from antiphase.streams import key, sample_keys, uniform
+from antiphase.streams import Keys, key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.defences import Step, check_defences, in_use, penalties, values
-from antiphase.training.loop import Tracker
+from antiphase.training.loop import Trackers
 from antiphase.training.recipe import MAX_LOGIT_SCALE, ClipRecipe, Kind, clip_learning_rate
 
 BAD_SAMPLES_FILE = "bad-samples.txt"
@@ -52,15 +52,12 @@ def train_clip(
     part: int | None = None,
     compiled: bool = False,
     checkpointing: bool = False,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train a dual encoder and write it to a directory.
+    """Train a dual encoder, as :func:`~antiphase.training.train_classifier` does.
 
-    The directory then contains ``recipe.json``, ``metrics.jsonl``, ``model.safetensors`` (the weights of the last
-    epoch) and, if samples were unusable, ``bad-samples.txt``; 1,000 of them in a row, or a whole epoch, stop the
-    training. Calling it again resumes an interrupted run at the next batch, and returns the log of a finished one.
-    Under torchrun the processes share every batch; the gradient is that of the whole batch.
+    If samples are unusable, ``bad-samples.txt`` names them; 1,000 in a row, or a whole epoch, stop the training.
 
     Args:
         weights: to start from; None: those that the recipe's seed draws.
@@ -190,10 +187,7 @@ def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: Pai
 
 
 def random_crops(
-    images: Sequence[UInt8[Tensor, "3 height width"]],
-    keys: Int64[Tensor, " batch"],
-    size: int,
-    scale: tuple[float, float],
+    images: Sequence[UInt8[Tensor, "3 height width"]], keys: Keys, size: int, scale: tuple[float, float]
 ) -> UInt8[Tensor, "batch 3 size size"]:
     """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
 
@@ -210,9 +204,7 @@ def random_crops(
     return torch.stack(crops).permute(0, 3, 1, 2)
 
 
-def _crop_box(
-    height: int, width: int, draws: Float[Tensor, " numbers"], scale: tuple[float, float]
-) -> tuple[int, int, int, int]:
+def _crop_box(height: int, width: int, draws: Tensor, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     log_ratio = math.log(4.0 / 3.0)
     for area_draw, ratio_draw in draws[:-2].view(-1, 2).tolist():
         area = height * width * (scale[0] + (scale[1] - scale[0]) * area_draw)
@@ -278,11 +270,10 @@ def accumulate(
 ) -> Number:
     """Add the gradient of the whole batch's loss to the parameters, and return the loss.
 
-    1. Each process embeds its share, ``part`` samples at a time; the graph is kept only for a single part. 2. All
-    processes gather all embeddings and compute the loss and its gradient with respect to them. 3. Each process
-    backpropagates its own rows, part by part; the gradients are summed over the processes. So the result depends on
-    ``part`` and the number of processes by rounding only (GradCache: L. Gao et al., *Scaling Deep Contrastive Learning
-    Batch Size under Memory Limited Setup*, RepL4NLP 2021).
+    Processes embed their shares, ``part`` samples at a time, and gather all embeddings for the loss and its gradient.
+    Then each backpropagates its own rows, part by part, and the gradients are summed. So ``part`` and the number of
+    processes matter by rounding only (GradCache: L. Gao et al., *Scaling Deep Contrastive Learning Batch Size under
+    Memory Limited Setup*, RepL4NLP 2021).
     """
     count, device = len(share.images), accelerator.device
     size = part or count

@@ -5,7 +5,7 @@ Embeddings for Robust Large Vision-Language Models*, ICML 2024, equation (3). No
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,54 +19,40 @@ from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import mean_lambdas
 from antiphase.models.clip import CLIP, ClipConfig
-from antiphase.precision import Precision, autocast
+from antiphase.precision import autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import generator
 from antiphase.training import adversarial, loop
 from antiphase.training.adversarial import Adversary
 from antiphase.training.contrastive import at_least_float32
-from antiphase.training.recipe import Count, NonNegative, Positive, Seed, Stored, half_cosine
+from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive, half_cosine
 
+# of the authors, whose PGD has a momentum of 0.9 besides
 ADVERSARY = {"steps": 10, "step_size": 1 / 255, "warmup_epochs": 0.0}
-"""Of the authors, whose PGD has a momentum of 0.9 besides."""
 
 
-class FareRecipe(Stored):
-    """Hyperparameters of FARE; AdamW, a warm-up of 7 % of the steps, half a cosine, as the authors'.
-
-    They decay all weights; here, as in all trainings of this package, matrices alone.
-    """
+class FareRecipe(AnyRecipe):
+    """Hyperparameters of FARE, as the authors' but for the weight decay: here that of matrices alone."""
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
-    data: str
-    data_fingerprint: str
     start: str  # SHA-256 of the weights that it starts from
     fare: Adversary
-    seed: Seed = 0
     epochs: Count = 2
     batch_size: Count = 128
     learning_rate: Positive = 1e-5
     weight_decay: NonNegative = 1e-4
-    warmup: float = Field(default=0.07, ge=0, le=1)  # share of the steps
-    precision: Precision = "float32"
+    warmup: float = Field(default=0.07, ge=0, le=1)  # share of the steps, before half a cosine
     store: Literal["float32", "float16"] = "float32"
 
 
 def fine_tune(
-    recipe: FareRecipe,
-    model: CLIP,
-    images: ImageSet,
-    out: Path,
-    *,
-    trackers: Sequence[loop.Tracker] = (),
-    progress: bool = True,
+    recipe: FareRecipe, model: CLIP, images: ImageSet, out: Path, *, trackers: loop.Trackers = (), progress: bool = True
 ) -> list[dict[str, Any]]:
-    """Fine-tune φ, the image tower with its projection, in place, and write the CLIP to a directory; resumes.
+    """Fine-tune φ, the image tower with its projection, in place; the rest is as in :func:`train_clip`.
 
     Minimises the mean over images of max ‖φ(x + δ) − φ₀(x)‖² subject to ‖δ‖∞ ≤ ε and x + δ in [0, 1]; φ₀ is φ before.
-    Embeddings are not normalised. The log has that ``loss``, and ``drift``: the mean of ‖φ(x) − φ₀(x)‖² on a batch of
-    clean images.
+    The log has that ``loss``, and ``drift``: the mean of ‖φ(x) − φ₀(x)‖² on a batch of clean images.
     """
     if images.image_shape != model.image_shape:
         raise UserError(f"{images.name}: has images of shape {images.image_shape}; expected {model.image_shape}")

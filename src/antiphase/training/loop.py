@@ -31,11 +31,11 @@ _CHECK_EVERY_SECONDS = 2.0
 _DIVERGED = "training stopped, its last state is kept; try a lower --learning-rate or --precision float32"
 
 
-Tracker = str | GeneralTracker
+Trackers = Sequence[str | GeneralTracker]  # by name or as accelerate's objects
 Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers
 
 
-def check_trackers(trackers: Sequence[Tracker]) -> None:
+def check_trackers(trackers: Trackers) -> None:
     """Refuse trackers that are unknown or not installed."""
     available = {str(one.value) for one in get_available_trackers()}
     known = [str(one.value) for one in LoggerType if one is not LoggerType.ALL]
@@ -46,11 +46,8 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
             raise UserError(f"track {name!r}: is not installed; run pip install {name}")
 
 
-def start_tracking(accelerator: Accelerator, trackers: Sequence[Tracker], recipe: dict[str, Any]) -> Send:
-    """Start the trackers of a run and return what sends numbers and their step to them; they get the recipe once.
-
-    A list, such as λ by layer, is sent as one number for each element: ``lambda/0``, ``lambda/1`` and so on.
-    """
+def start_tracking(accelerator: Accelerator, trackers: Trackers, recipe: dict[str, Any]) -> Send:
+    """Start the trackers of a run and return what sends numbers and their step to them, a list element by element."""
     if not trackers:
         return lambda numbers, step: None
     config = {key: value for key, value in recipe.items() if isinstance(value, bool | int | float | str)}
@@ -95,7 +92,7 @@ def train(
     begin: Callable[[Accelerator], Task],
     *,
     stored: dict[str, Any] | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Train what ``begin`` returns, write it to a directory, and return the log, one entry per epoch.
@@ -131,8 +128,7 @@ def train(
 def check_divisible(batch_size: int, processes: int) -> None:
     """Refuse batches that processes cannot share evenly."""
     if batch_size % processes:
-        expected = f"expected a multiple of {processes}, the number of processes"
-        raise UserError(f"batch size {batch_size}: {expected}")
+        raise UserError(f"batch size {batch_size}: expected a multiple of {processes}, the number of processes")
 
 
 def decayed(parameters: Sequence[Tensor], weight_decay: float, axes: Sequence[int]) -> list[dict[str, Any]]:
@@ -203,7 +199,7 @@ def _run(
             due_at = ended + max(2.0, 20.0 * (ended - began))
 
     shown = progress and accelerator.is_main_process
-    with status_bar("training", epochs * steps, shown, standing.step) as bar:
+    with status_bar("training", epochs * steps, shown, standing.step) as (show, write):
         for epoch in range(standing.step // steps, epochs):
             note = now = f"epoch {epoch + 1}/{epochs}"
             losses: list[Tensor] = []
@@ -217,7 +213,7 @@ def _run(
                 losses.append(loss)
                 images += count
                 standing.step += 1
-                bar.show(standing.step, note)
+                show(standing.step, note)
                 # several processes must check at the same step; a single one may go by the clock
                 due = accelerator.num_processes == 1 and time.monotonic() > looked + _CHECK_EVERY_SECONDS
                 if due or within + 1 == steps or len(losses) == _CHECK_EVERY_STEPS:
@@ -231,7 +227,7 @@ def _run(
                     looked = time.monotonic()
                     mean, speed = standing.loss_sum / (within + 1), images / (time.monotonic() - began)
                     note = f"{now} · loss {mean:.4f} · {speed:.0f} images/s"
-                    bar.show(standing.step, note)
+                    show(standing.step, note)
                     row = {"loss": mean, "learning_rate": task.learning_rate(standing.step - 1)}
                     track(row | {"images_per_second": speed}, standing.step)
                     if within + 1 < steps:
@@ -245,7 +241,7 @@ def _run(
             if accelerator.is_main_process:
                 write_text(out / METRICS_FILE, "".join(json.dumps(r) + "\n" for r in standing.metrics))
             if shown:
-                bar.say(f"{now} · {_described({name: row[name] for name in row if name != 'epoch'})}")
+                write(f"{now} · {_described({name: row[name] for name in row if name != 'epoch'})}")
             save_if_due(last=epoch + 1 == epochs)
     return standing.metrics
 
@@ -302,8 +298,7 @@ def _load(task: Task, identity: str, path: Path) -> _Standing:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
             if metadata["identity"] != identity:
-                fix = "use another --out, or delete it"
-                raise UserError(f"{path} belongs to a run with other settings; {fix}")
+                raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
             for name in file.keys():  # noqa: SIM118 (no dictionary)
                 tensor, (kind, rest) = file.get_tensor(name), name.split(".", 1)
                 if kind == "model":

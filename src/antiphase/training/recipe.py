@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from antiphase.arguments import Fields, validated
 from antiphase.data import ImageSet
@@ -20,28 +20,35 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+Kind = Literal["clip", "siglip", "slip_exact"]
+MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
+# tuned by hand on OpenMoji (dev/clip.md), the same for every variant
+_OPENMOJI = dict(epochs=12, batch_size=256, learning_rate=1e-3, warmup_epochs=3.0, weight_decay=0.2)
+# diffclip: recipe and size of the papers; openmoji: for a laptop
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
+    "diffclip": {"size": "b16", "recipe": {}},
+    "openmoji": {"size": "small", "recipe": _OPENMOJI},
+}
 
 
-class Stored(Fields):
-    """Fields that are None are not stored, so that recipes of before they existed keep their identity."""
+class AnyRecipe(Fields):
+    """What every recipe of training has."""
 
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
-
-
-class Recipe(Stored):
-    """Hyperparameters of a classifier's training; stored next to its weights.
-
-    The defaults are those of the robustness paper (Appendix C.1): Adam, learning rate 5e-4, batches of 128; 100 epochs
-    on CIFAR-10, 300 on CIFAR-100. What it does not specify is kept simple. ``adversarial`` is for adversarial training
-    (Appendix D.2), ``defences`` are strengths by name (:mod:`antiphase.training.defences`).
-    """
-
-    model: VitConfig | StartingModel
     data: str
     data_fingerprint: str
     seed: Seed = 0
+    precision: Precision = "float32"
+
+
+class Recipe(AnyRecipe):
+    """Hyperparameters of a classifier's training; stored next to its weights.
+
+    The defaults are those of the robustness paper (Appendix C.1), which trains 100 epochs on CIFAR-10, 300 on
+    CIFAR-100. ``adversarial`` is for adversarial training (Appendix D.2), ``defences`` are strengths by name
+    (:mod:`antiphase.training.defences`).
+    """
+
+    model: VitConfig | StartingModel
     epochs: Count = 100
     batch_size: Count = 128
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -50,7 +57,6 @@ class Recipe(Stored):
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_epochs: NonNegative = 0.0
     augment: Literal["none", "flip-crop"] = "none"
-    precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
     adversarial: Adversary | None = None
     defences: dict[str, float] | None = None  # strengths by name
@@ -79,8 +85,7 @@ def make_recipe(kind: str | StartingModel, images: ImageSet, model_fields: dict[
 def check_warmup(name: str, value: float, epochs: int) -> None:
     """Refuse a warm-up that lasts longer than the training."""
     if value > epochs:
-        fix = "lower it or train longer"
-        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; {fix}")
+        raise UserError(f"{name} {value:g}: expected at most {epochs}, the number of epochs; lower it or train longer")
 
 
 def pixel_statistics(images: ImageSet, limit: int = 60_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -113,23 +118,12 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-Kind = Literal["clip", "siglip", "slip_exact"]
-MAX_LOGIT_SCALE = math.log(100.0)  # CLIP, Section 2.5
-
-
-class ClipRecipe(Stored):
-    """Hyperparameters of a dual encoder's training; stored next to its weights.
-
-    The defaults are DiffCLIP's recipe (that of SLIP, as used by SynthCLIP): AdamW, one epoch of linear warm-up, half a
-    cosine, 40 epochs, batches of 4,096, random crops of at least half the image.
-    """
+class ClipRecipe(AnyRecipe):
+    """Hyperparameters of a dual encoder's training, by default DiffCLIP's (those of SLIP, as used by SynthCLIP)."""
 
     kind: Literal["clip"] = "clip"
     model: ClipConfig
-    data: str
-    data_fingerprint: str
     start: str | None = None  # SHA-256 of the weights of another run that it starts from
-    seed: Seed = 0
     epochs: Count = 40
     batch_size: int = Field(default=4096, ge=2)
     learning_rate: Positive = 5e-4
@@ -144,25 +138,15 @@ class ClipRecipe(Stored):
     captions: Literal["first", "any"] = "any"
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
     defences: dict[str, float] | None = None  # strengths by name, of penalties on the image tower's maps
-    precision: Precision = "float32"
     store: Literal["float32", "float16"] = "float32"
-
-
-# tuned by hand on that set (dev/clip.md), the same for every variant
-_OPENMOJI = dict(epochs=12, batch_size=256, learning_rate=1e-3, warmup_epochs=3.0, weight_decay=0.2)
-TRAINING_PRESETS: dict[str, dict[str, Any]] = {
-    "diffclip": {"size": "b16", "recipe": {}},
-    "openmoji": {"size": "small", "recipe": _OPENMOJI},
-}
 
 
 def make_clip_recipe(
     variant: str, preset: str, data: str, fingerprint: str, model_fields: dict[str, Any], **fields: Any
 ) -> ClipRecipe:
-    """Build the recipe of a CLIP variant, a key of ``antiphase.registry.CLIPS``.
+    """Build the recipe of a CLIP variant, a key of ``antiphase.registry.CLIPS``, with a preset of ``TRAINING_PRESETS``.
 
-    The preset is ``diffclip`` (recipe and size of the papers) or ``openmoji`` (for a laptop); ``model_fields``,
-    arguments of :func:`~antiphase.models.clip.configure_clip`, and ``fields`` override it.
+    ``model_fields``, arguments of :func:`~antiphase.models.clip.configure_clip`, and ``fields`` override it.
     """
     own = find_clip(variant).fields
     if preset not in TRAINING_PRESETS:

@@ -25,7 +25,7 @@ _LONGEST = 48  # tokens of a caption
 
 
 class Answer(NamedTuple):
-    """What a model says: its words, and the probability of yes among yes and no as the first token (NaN: not asked)."""
+    """What a model says: its words, and the probability of yes among yes and no as the first token."""
 
     text: str
     yes: float
@@ -43,13 +43,12 @@ def answer_all(
     *,
     max_new_tokens: int,
     batch_size: int,
-    first_token: bool = False,
     title: str = "",
 ) -> list[Answer]:
     """Return the answer to every question, each the position of an image and a text.
 
     Questions of the same text go through the model together, so that their prompts are of the same length. The batch
-    size affects answers by rounding only. ``first_token`` asks for the probability of yes, too.
+    size affects answers by rounding only.
     """
     answering: Any = model
     device = device_of(model)
@@ -59,13 +58,8 @@ def answer_all(
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             images = model_images(pictures, [questions[row][0] for row in rows], answering.square).to(device)
-            texts = [questions[row][1] for row in rows]
-            yes = [float("nan")] * len(rows)
-            if first_token:
-                words, logits = answering.answer(images, texts, max_new_tokens)
-                yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
-            else:
-                words = answering.generate(images, texts, max_new_tokens)
+            words, logits = answering.answer(images, [questions[row][1] for row in rows], max_new_tokens)
+            yes = (logits[:, 1] - logits[:, 0]).double().sigmoid().tolist()
             answers |= zip(rows, map(Answer, words, yes), strict=True)
             advance(len(rows))
     return [answers[row] for row in range(len(questions))]

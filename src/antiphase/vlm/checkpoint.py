@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import math
-import os
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +20,28 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
 from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
-from antiphase.precision import Precision
 from antiphase.streams import key
+from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive
 from antiphase.vlm.model import Kind, Projector, Prompt, Style, Tower, VisionLanguageModel, build_tower, image_tokens
 
 LANGUAGE_FOLDER = "language"
+LORA = ".lora_"  # in the names of the parameters of an adapter
+# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: see dev/vlm.md
+VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
+    "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
+    "emoji": {
+        1: {"learning_rate": 5e-5, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
+        2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
+    },
+}
+SCHEDULE = "cosine"  # what vlm_learning_rate follows after the warm-up
+MERGE = {"diffclip": 1, "emoji": 2}  # side of the squares of image tokens that become one, by preset
+SMOLLM2, TINY = "smollm2", "tiny"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_TINY_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
 
 
 class VlmConfig(Fields):
@@ -43,12 +59,11 @@ class VlmConfig(Fields):
     tuned: bool = False  # whether all weights of the language model were trained and are stored
 
 
-class VlmRecipe(Fields):
+class VlmRecipe(AnyRecipe):
     """Hyperparameters of one stage of a vision-language model's training: every field that affects the weights.
 
-    Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The image
-    tower is frozen. The defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW without weight
-    decay, batches of 192, 3 % linear warm-up, then half a cosine to 0, one epoch, gradients clipped to the norm 1.
+    Stage 1 trains the projector on captions, stage 2 the projector and the language model on conversations. The
+    defaults are those of DiffCLIP's Section 5.1, which follows TinyLLaVA: AdamW, linear warm-up, half a cosine to 0.
 
     ``projector_start`` of stage 1: PyTorch's weights, as in LLaVA, or :meth:`~antiphase.vlm.Projector.start_at_words`.
     With ``text_first`` the first epoch begins with the conversations that have no image.
@@ -58,34 +73,18 @@ class VlmRecipe(Fields):
     stage: Literal[1, 2]
     model: VlmConfig
     pretrained_sha256: str | None = None
-    data: str
-    data_fingerprint: str
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=192, ge=1)
-    learning_rate: float = Field(gt=0)
+    epochs: Count = 1
+    batch_size: Count = 192
+    learning_rate: Positive
     warmup: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: NonNegative = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(default=1e-8, gt=0)
-    gradient_norm: float = Field(default=1.0, gt=0)
+    epsilon: Positive = 1e-8
+    gradient_norm: Positive = 1.0
     max_length: int = Field(default=2048, ge=8)
     projector_start: Literal["default", "captions"] = "default"
     text_first: bool = False
-    precision: Precision = "float32"
     store: Literal["float32", "bfloat16"] = "float32"
-
-
-# by preset and stage; diffclip: DiffCLIP's Section 5.1, as TinyLLaVA; emoji: see dev/vlm.md
-VLM_PRESETS: dict[str, dict[int, dict[str, Any]]] = {
-    "diffclip": {1: {"learning_rate": 1e-3}, 2: {"learning_rate": 2e-5}},
-    "emoji": {
-        1: {"learning_rate": 5e-5, "batch_size": 16, "epochs": 1, "projector_start": "captions"},
-        2: {"learning_rate": 3e-5, "batch_size": 4, "epochs": 1, "text_first": True},
-    },
-}
-SCHEDULE = "cosine"  # what vlm_learning_rate follows after the warm-up
-MERGE = {"diffclip": 1, "emoji": 2}  # side of the squares of image tokens that become one, by preset
 
 
 def make_vlm_recipe(stage: int, preset: str, model: VlmConfig, **fields: Any) -> VlmRecipe:
@@ -101,14 +100,6 @@ def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> flo
         return recipe.learning_rate * step / warmup
     progress = (step - warmup) / max(1, total - warmup)
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-SMOLLM2, TINY = "smollm2", "tiny"
-_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_TINY_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant\n{% endif %}"
-)
 
 
 @validated
@@ -189,11 +180,6 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
         peft.inject_adapter_in_model(config, language)
 
 
-def is_lora(name: str) -> bool:
-    """Return whether a parameter of this name belongs to an adapter."""
-    return ".lora_" in name
-
-
 def weights_digest(module: nn.Module) -> str:
     """Return the SHA-256 of :func:`named_weights`."""
     return checkpoints.weights_digest(named_weights(module))
@@ -206,20 +192,12 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def assemble(
-    model: nn.Module,
-    spec: str,
-    name: str,
-    *,
-    style: Style | None = None,
-    kind: Kind = "linear",
-    merge: int = 1,
-    seed: int = 0,
+    model: nn.Module, spec: str, name: str, *, style: Style | None, merge: int, seed: int, kind: Kind = "linear"
 ) -> tuple[VlmConfig, VisionLanguageModel]:
     """Return architecture and model for stage 1, of a model with an image tower and a language model's ``name``."""
     tower, (language, tokenizer) = image_tokens(model), load_language(name)
     about = {"tower_spec": spec, "tower": tower.reference, "tower_sha256": weights_digest(tower)}
-    about |= {"language": name, "language_sha256": weights_digest(language)}
-    about |= {"projector": kind, "merge": merge}
+    about |= {"language": name, "language_sha256": weights_digest(language), "projector": kind, "merge": merge}
     config = VlmConfig(**about, prompt=Prompt(tokenizer, style).style)
     projector = _projector(config, tower, language, seed)
     return config, VisionLanguageModel(tower, projector, language, tokenizer, config.prompt)
@@ -236,12 +214,7 @@ def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
 
 @validated
 def save_vlm(
-    vlm: VisionLanguageModel,
-    recipe: dict[str, Any],
-    directory: str | os.PathLike[str],
-    dtype: torch.dtype,
-    *,
-    write: bool = True,
+    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | Path, dtype: torch.dtype, *, write: bool = True
 ) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
@@ -264,11 +237,8 @@ def save_vlm(
 
 
 @validated
-def load_vlm(path: str | os.PathLike[str]) -> VisionLanguageModel:
-    """Load what ``antiphase train-vlm`` wrote, in evaluation mode; a language model that was not trained by its name.
-
-    A ``UserError`` refuses a missing or damaged file, or other weights of the language model than in training.
-    """
+def load_vlm(path: str | Path) -> VisionLanguageModel:
+    """Load what ``antiphase train-vlm`` wrote, for evaluation; a language model that was not trained by its name."""
     folder = Path(path)
     recipe = checkpoints.read_recipe(folder)
     if recipe.get("kind") != "vlm":
@@ -305,20 +275,18 @@ def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) ->
 def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
     """Return the weights that are in a model's file: all but those of a language model that was not trained."""
     weights = named_weights(vlm)
-    kept = (name for name in weights if tuned or is_lora(name) or not name.startswith("language."))
+    kept = (name for name in weights if tuned or LORA in name or not name.startswith("language."))
     return {name: weights[name] for name in kept}
 
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:
-    """Return the language model of a directory with arbitrary weights, and its tokenizer."""
     transformers = import_extra("transformers", str(folder))
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         with torch.random.fork_rng(devices=[]):
             language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        if (folder / "generation_config.json").exists():  # not in directories from before November 2026
-            language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: cannot be read ({first_line(error)}); copy it again or retrain") from None
     return language, tokenizer

@@ -30,6 +30,24 @@ HIDDEN_STATE = -2
 
 Images = Float[Tensor, "batch 3 height width"]
 Tokens = Float[Tensor, "batch tokens width"]
+Kind = Literal["linear", "mlp2x"]
+Words = Float[Tensor, "batch language"]
+Ids = Int64[Tensor, "batch length"]
+Mask = Bool[Tensor, "batch length"]
+_RIDGE = 1e-3
+IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
+IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
+Style = Literal["chat", "llava"]
+Turns = Sequence[tuple[str, str]]
+Row = Int64[Tensor, " length"]
+Pieces = list[tuple[str, bool]]  # text, and whether it is a target
+_PLACE = "<image>"
+_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_TODAY = date(2024, 7, 26)  # for templates that write the date; Llama 3.2's own default
+_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
 
 
 class Tower(nn.Module):
@@ -111,10 +129,9 @@ def image_tokens(model: nn.Module) -> Tower:
         expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
         raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
     normalize, square = model.normalize, model.square
-    defaults = {field.name: field.default for field in fields(Square)}  # left out, as in older files
-    changed = {name: value for name, value in asdict(square).items() if value != defaults[name]}
-    mean, std = normalize.mean.flatten().tolist(), normalize.std.flatten().tolist()
-    about |= {"interpolation": square.interpolation, **changed, "mean": mean, "std": std}
+    changed = {name: value for name, value in asdict(square).items() if value != getattr(Square(0), name)}
+    about |= {"interpolation": square.interpolation, **changed}
+    about |= {name: getattr(normalize, name).flatten().tolist() for name in ("mean", "std")}
     return Tower(visual, square, about | ({"bgr": True} if normalize.bgr else {}), normalize)
 
 
@@ -123,8 +140,7 @@ def build_tower(reference: dict[str, Any]) -> Tower:
     with torch.random.fork_rng(devices=[]):
         if reference["kind"] == "antiphase":
             config = VitConfig.model_validate(reference["config"])
-            square = Square(config.image_size, reference["interpolation"])
-            return _our_tower(build_vision(config), config, square)
+            return _our_tower(build_vision(config), config, Square(config.image_size, reference["interpolation"]))
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
         square = Square(**{one.name: reference[one.name] for one in fields(Square) if one.name in reference})
         if reference["kind"] == "open_clip":
@@ -145,27 +161,6 @@ def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Squa
         raise UserError("the image tower was built by hand; expected one built from a configuration")
     about = {"kind": "antiphase", "config": config.model_dump(mode="json")}
     return Tower(visual, square, about | {"interpolation": square.interpolation})
-
-
-Kind = Literal["linear", "mlp2x"]
-Words = Float[Tensor, "batch language"]
-Ids = Int64[Tensor, "batch length"]
-Mask = Bool[Tensor, "batch length"]
-_RIDGE = 1e-3
-IMAGE = -200  # id in the place of an image, as in LLaVA; no token has it
-IGNORED = -100  # label of a token that is no target, as in PyTorch and transformers
-Style = Literal["chat", "llava"]
-Turns = Sequence[tuple[str, str]]
-Row = Int64[Tensor, " length"]
-Pieces = list[tuple[str, bool]]  # text, and whether it is a target
-
-_PLACE = "<image>"
-_TODAY = date(2024, 7, 26)  # for templates that write the date; Llama 3.2's own default
-_NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
-_SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
 
 
 class Prompt:
@@ -407,37 +402,18 @@ class VisionLanguageModel(nn.Module):
             labels = F.pad(labels, (0, count), value=IGNORED)[rows, source].masked_fill(~used, IGNORED)
         return torch.cat([words, visual], 1)[rows, source], labels, used.long()
 
-    def forward(
-        self,
-        images: Images | None,
-        input_ids: Ids,
-        labels: Ids | None = None,
-        attention_mask: Mask | None = None,
-        **options: Any,
-    ) -> Any:
-        """Return the language model's output, with ``logits`` and, given labels, its ``loss``; see :meth:`embed`."""
-        embedded, labels, mask = self.embed(images, input_ids, labels, attention_mask)
-        return self.language(inputs_embeds=embedded, attention_mask=mask, labels=labels, **options)
-
     def generate(self, images: Images, questions: Sequence[str], max_new_tokens: int = 32) -> list[str]:
-        """Answer one question about each image in words, by greedy decoding of at most ``max_new_tokens``.
+        return self.answer(images, questions, max_new_tokens)[0]
 
-        The language model's own settings of generation have no effect. An answer depends on the batch by rounding only.
-        """
-        return self._generated(images, questions, max_new_tokens)[0]
-
+    @torch.no_grad()
     def answer(
         self, images: Images, questions: Sequence[str], max_new_tokens: int = 32
     ) -> tuple[list[str], Float[Tensor, "batch 2"]]:
-        """Answer as :meth:`generate`; return also the logits of no and yes as the first token."""
-        texts, scores = self._generated(images, questions, max_new_tokens)
-        columns = torch.tensor([self.prompt.first_ids(question, ANSWERS) for question in questions])
-        return texts, scores.gather(1, columns.to(scores.device)).float()
+        """Answer one question about each image; return the words, and the logits of no and yes as the first token.
 
-    @torch.no_grad()
-    def _generated(
-        self, images: Images, questions: Sequence[str], max_new_tokens: int
-    ) -> tuple[list[str], Float[Tensor, "batch vocabulary"]]:
+        By greedy decoding of at most ``max_new_tokens``. The language model's own settings of generation have no
+        effect. An answer depends on the batch by rounding only.
+        """
         from transformers import GenerationConfig  # an extra
 
         if isinstance(questions, str) or len(questions) != len(images):
@@ -462,7 +438,8 @@ class VisionLanguageModel(nn.Module):
                     texts[row], first[row] = text.strip(), logits
         finally:
             self.language.generation_config = own
-        return texts, torch.stack(first)
+        columns = torch.tensor([self.prompt.first_ids(question, ANSWERS) for question in questions])
+        return texts, torch.stack(first).gather(1, columns.to(images.device)).float()
 
 
 class YesNo(nn.Module):

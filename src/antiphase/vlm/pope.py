@@ -44,6 +44,10 @@ POPE_PAGE = "https://github.com/RUCAIBox/POPE/tree/main/output/coco"
 NO, YES, UNPARSED = 0, 1, 2  # predictions; the last is neither, which the script counts as yes
 _AGAIN = "download it again"
 _LONGEST = 16  # tokens of an answer; the script reads the first sentence
+ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
+"""Rows of an attack on answers: a sample is an image with a question, ``samplings`` are those of POPE that ask it."""
+ALL = "all"
+METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present ones, of right answers
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,6 @@ class PopeSet:
         return len(self.questions)
 
     def position(self) -> dict[str, int]:
-        """Return the position of each image by its name."""
         return {name: position for position, name in enumerate(self.names)}
 
     def asked(self) -> list[tuple[str, str]]:
@@ -79,7 +82,6 @@ class PopeSet:
         return list(dict.fromkeys((question.image, question.text) for question in self.questions))
 
     def subset(self, limit: int | None) -> "PopeSet":
-        """Return the questions about the first ``limit`` images."""
         if limit is None or limit >= len(self.names):
             return self
         names = self.names[:limit]
@@ -110,11 +112,10 @@ def pope_questions(
 ) -> dict[str, list[PopeQuestion]]:
     """Make the three sets of questions for labelled images, the objects of each by its name, by POPE's rules.
 
-    Images with at least three labels are drawn. Each gets three pairs of questions: about the next object in the order
-    of its labels, answer yes, and about an object that is neither there nor was asked about before, answer no. That is
-    *random*: drawn from all objects of the drawn images; *popular*: the most frequent one over these; or
-    *adversarial*: the one that occurs most often together with the object just asked about. Ties go to the object met
-    first; if none is left, one is drawn.
+    Images with at least three labels are drawn. Each gets three pairs of questions: about the next of its labels,
+    answer yes, and about an object that is neither there nor was asked about before, answer no: *random*, drawn from
+    all; *popular*, the most frequent; or *adversarial*, the one that occurs most often together with the object just
+    asked about. Ties go to the object met first; if none is left, one is drawn.
     """
     able = [name for name, objects in labelled.items() if len(objects) >= OBJECTS]
     if len(able) < images:
@@ -155,11 +156,9 @@ def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
 
 
 def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
-    """Read POPE's published files and find the images of COCO's validation split of 2014.
+    """Read POPE's files in a folder (None: ``pope`` below the data folder), and find their images or COCO's.
 
-    A file has a JSON object on each line, with ``question_id``, ``image``, ``text`` and ``label`` ("yes" or "no").
-    ``folder`` has ``coco_pope_random.json``, ``_popular`` and ``_adversarial`` (any of them, and any word in the place
-    of ``coco``); None: ``pope`` below the data folder. The images are in it, or in COCO's folder below the data folder.
+    The layout is described in docs/data.md. A file's name may have any word in the place of ``coco``.
     """
     place = data_root() / "pope" if folder is None else folder
     files = [(name, file) for name in SAMPLINGS for file in sorted(place.glob(f"*pope_{name}.json"))]
@@ -213,7 +212,6 @@ class AskedImages(ImageSet):
         return 3, self.square.size, self.square.size
 
     def asked(self) -> list[str]:
-        """Return the question of each pair."""
         return [self.questions[position] for position in self.which.tolist()]
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
@@ -282,8 +280,7 @@ def answer_columns(rows: pl.DataFrame) -> pl.DataFrame:
 def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]]:
     """Return POPE's metrics that are defined, each as a value for every question whose mean is the metric.
 
-    Precision, recall, F1 and AUC (of the probability of yes) are linearised
-    (:func:`~antiphase.statistics.intervals.ratio_values`).
+    Ratios and AUC (of the probability of yes) are linearised (:func:`~antiphase.statistics.intervals.ratio_values`).
     """
     said, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
     both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
@@ -309,7 +306,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     position, asked, questions = pope.position(), pope.asked(), pope.questions
     places = [(position[image], text) for image, text in asked]
     title = f"{card_of(model).name}: questions of {pope.name}" if store.progress else ""
-    how = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size, "first_token": True, "title": title}
+    how = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size, "title": title}
     words = dict(zip(asked, answer_all(model, pope.pictures, places, **how), strict=True))  # pyright: ignore
     answers = [words[question.image, question.text] for question in questions]
     return outcome_rows(
@@ -356,13 +353,6 @@ TASK = make_task(
 )
 
 
-ASKED_SCHEMA = ROW_SCHEMA | {"image": pl.Int64, "question": pl.String, "samplings": pl.List(pl.String)}
-"""Rows of an attack on answers: a sample is an image with a question, ``samplings`` are those of POPE that ask it."""
-
-ALL = "all"
-METRICS = ("false yes", "false no", "accuracy")  # of absent objects, of present ones, of right answers
-
-
 def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rates of each image without an attack (ε = 0) and under each ε, from rows of ``ASKED_SCHEMA``.
 
@@ -396,17 +386,11 @@ def summarise_answers(
 ) -> dict[str, Any]:
     """Return every rate with its interval, and how much more each rate moves for a model than for its twin.
 
-    Intervals are over the images of one model, or over seeds and images
-    (:func:`~antiphase.statistics.seeds_by_images.crossed_mean`).
-
-    Args:
-        rows: of ``ASKED_SCHEMA``.
-        families: models of each name that differ in the training seed alone.
-        pairs: models and their twins.
-
-    Returns:
-        ``results`` with ``family, attack, sampling, eps, metric``; ``differences`` with ``model, twin`` (families), the
-        same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε. Both have ``value, low, high, n, seeds``.
+    ``families`` are models of a name that differ in the training seed alone; intervals are over the images of one, or
+    over seeds and images (:func:`~antiphase.statistics.seeds_by_images.crossed_mean`). ``pairs`` are models and their
+    twins. ``results`` have ``family, attack, sampling, eps, metric``, and ``differences`` have ``model, twin``
+    (families), the same keys and ``what``: ``level`` at ε, or ``move`` from ε = 0 to ε; both have ``value, low, high,
+    n, seeds``.
     """
     keys = ("attack", "sampling", "eps", "metric")
     orders = {"attack": rows["attack"].unique(maintain_order=True), "metric": METRICS}

@@ -1,6 +1,5 @@
 """Training of a vision-language model: stage 1 aligns the projector, stage 2 tunes it with the language model."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +21,8 @@ from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import generator
 from antiphase.training import loop
-from antiphase.training.loop import Tracker
-from antiphase.vlm.checkpoint import VlmRecipe, is_lora, save_vlm, vlm_learning_rate
+from antiphase.training.loop import Trackers
+from antiphase.vlm.checkpoint import LORA, VlmRecipe, save_vlm, vlm_learning_rate
 from antiphase.vlm.model import IGNORED, IMAGE, Ids, Images, Mask, VisionLanguageModel
 
 _FITTED = 4096  # captions to which the projector's start is fitted
@@ -40,14 +39,12 @@ def train_vlm(
     part: int | None = None,
     checkpointing: bool = False,
     sharded: bool = False,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Train one stage, write a directory that :func:`~antiphase.vlm.load_vlm` takes, and return the log by epoch.
+    """Train one stage, as :func:`~antiphase.training.train_classifier` does, for :func:`~antiphase.vlm.load_vlm`.
 
-    The directory has ``recipe.json``, ``metrics.jsonl`` and ``model.safetensors`` (image tower, projector, and what
-    else was trained). Calling it again resumes an interrupted run at the step that was saved last, and returns the log
-    of a finished one. Under torchrun the processes share every batch; the gradient is that of the whole batch.
+    ``model.safetensors`` has the image tower, the projector, and what else was trained.
 
     Args:
         vlm: the model before training; changed in place.
@@ -151,13 +148,12 @@ def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str,
     """Return what a stage trains, the projector and in stage 2 adapters or language model; freeze all else."""
     for name, parameter in vlm.named_parameters():
         language = recipe.stage == 2 and name.startswith("language.")
-        tuned = language and (recipe.model.lora is None or is_lora(name))
+        tuned = language and (recipe.model.lora is None or LORA in name)
         parameter.requires_grad_(tuned or name.startswith("projector."))
     return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
 
 
 def _start_at_captions(vlm: VisionLanguageModel, rows: list[int], sample: Callable[[int], "Sample"]) -> None:
-    """Let the projector begin with the least squares fit to the words of some captions."""
     embeddings = vlm.language.get_input_embeddings().weight.detach()
     labels = (sample(row).labels.to(embeddings.device) for row in rows)
     captions = [embeddings[ids[ids != IGNORED]].float() for ids in labels]
@@ -215,16 +211,13 @@ class SummedLoss(nn.Module):
         self.vlm = vlm
 
     def forward(self, images: Images | None, ids: Ids, labels: Ids, mask: Mask) -> Float[Tensor, ""]:
-        """Return the sum; for the arguments see :meth:`~antiphase.vlm.VisionLanguageModel.embed`."""
         vlm = self.vlm
         embedded, expanded, used = vlm.embed(images, ids, labels, mask)
         assert expanded is not None
         target = expanded[:, 1:]
         columns = (target != IGNORED).any(0).nonzero()[:, 0]  # logits are computed at these positions only
-        keeps = "logits_to_keep" in inspect.signature(vlm.language.forward).parameters
-        options = {"logits_to_keep": columns} if keeps else {}
-        logits = vlm.language(inputs_embeds=embedded, attention_mask=used, use_cache=False, **options).logits
-        logits = logits if keeps else logits[:, columns]
+        how = {"attention_mask": used, "use_cache": False, "logits_to_keep": columns}
+        logits = vlm.language(inputs_embeds=embedded, **how).logits
         flat, wanted = logits.flatten(0, 1).float(), target[:, columns].flatten()
         summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
         if images is None:  # the projector has a gradient, though of 0, in every process

@@ -71,12 +71,12 @@ def run_search(
         warnings = checks.inspect_model(oracle, images, run.context)
         oracle.search_in(*search_model(oracle.model, images, run.context, run.precision, oracle.device))
         work = _Work(oracle, images, labels, threat, search, run, ids)
-        with status_bar(title, len(images), bool(run.progress)) as bar:
+        with status_bar(title, len(images), bool(run.progress)) as (show, _):
             while lane := work.next_lane():
                 if len(lane.batch):  # none if all that is left waits to be confirmed
                     search.step(lane.batch, lane.oracle)
                 work.collect()
-                bar.show(work.resolved, f"{work.broken:,} broken")  # no rate: what is decided early is broken
+                show(work.resolved, f"{work.broken:,} broken")  # no rate: what is decided early is broken
         warnings += checks.inspect_search(oracle, work.failed, work.stuck)
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
     settings |= {"precision": oracle.precision} if oracle.precision != "float32" else {}

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import Measurement, Options, Typed, as_tuple, read_settings, read_words
 from antiphase.errors import UserError, shown
 from antiphase.precision import SearchPrecision
 from antiphase.registry import ATTACKS, QUESTIONS, find
@@ -35,7 +34,7 @@ WORST = "worst of "  # begins the name of the worst case of several attacks
 
 
 def _each_known(names: str) -> str:
-    words = read_words(names)
+    words = fields.read_words(names)
     for name in words or [names]:
         if name not in ATTACKS or words.count(name) > 1:
             raise UserError(f"attack {shown(name)}: expected one of {', '.join(ATTACKS)}, or several, each once")
@@ -46,7 +45,7 @@ AttackNames = Annotated[
     str,
     BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value),
     AfterValidator(_each_known),
-    Typed(metavar="ATTACK,…"),
+    fields.Typed(metavar="ATTACK,…"),
     Field(
         description=f"Attack to run: {', '.join(ATTACKS)}. Several, separated by commas, each attack every image; "
         "the worst case of an image is that any of them breaks it. --steps and other settings go to those that have "
@@ -93,7 +92,7 @@ _NOT_OF_QUESTIONS += ("image_size", "resize", "seeds")
 _SETTINGS = ("version", "steps", "restarts", "queries", "width", "objective")  # with an option of their own
 
 
-class AuditOptions(Measurement):
+class AuditOptions(fields.Measurement):
     """Attack a model, and its twin on the same images; write rows, summary.json, report.html and a card.
 
     The card, ``card.json`` and ``CARD.md``, is for publishing: ``antiphase verify`` checks it. The same command resumes
@@ -135,7 +134,7 @@ class AuditOptions(Measurement):
     """Loss that PGD, FGSM, APGD, Square and patch maximise; cosine (CLIP only) lowers the similarity to the prompt of
     the image's class. If not given: the attack's own."""
     settings: Annotated[
-        dict[str, Any], BeforeValidator(read_settings), Typed(flags=("--set",), metavar="NAME=VALUE")
+        dict[str, Any], BeforeValidator(fields.read_settings), fields.Typed(flags=("--set",), metavar="NAME=VALUE")
     ] = Field(default_factory=dict)
     """Setting of the attack, such as momentum=0.9; repeat for several. A name that the attack does not have is refused
     with those that it has."""
@@ -147,7 +146,7 @@ class AuditOptions(Measurement):
     """Also add random noise of the same ε, to compare with the attack."""
     sense_limit: int = Field(32, ge=0)
     """Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none."""
-    fail_under: Annotated[tuple[str, ...], BeforeValidator(as_tuple), Typed(metavar="CONDITION")] = ()
+    fail_under: Annotated[tuple[str, ...], BeforeValidator(fields.as_tuple), fields.Typed(metavar="CONDITION")] = ()
     """End with exit code 1 if the robust accuracy of a model is lower, such as 'robust 40% @ 1/255'; 'robust low 40% @
     1/255' asks for the lower end of its 95 % interval. Repeat for several. Of several attacks, the worst case counts;
     twins do not."""
@@ -279,10 +278,10 @@ class AttackOptions(AuditOptions):
     out: fields.Out = Path("antiphase-attack")
 
 
-_ALIGNED = 8  # images; a quickstart has eight models whose maps are measured
+_OFFERED = {"out", "eps", "limit", "seed", "device", "quiet"}  # by quickstart
 
 
-class QuickstartOptions(Options):
+class QuickstartOptions(AuditOptions):
     """Attack the bundled models on bundled images of Fashion-MNIST.
 
     No download, no training: eight ViTs and their differential twins under PGD at four budgets.
@@ -293,24 +292,21 @@ class QuickstartOptions(Options):
     antiphase quickstart --eps 1/255,2/255 --limit 1000 --out my-run
     """
 
+    left_out: ClassVar = tuple(AuditOptions.model_fields.keys() - _OFFERED)
+
+    model: fields.Model = tuple(f"specimen:diffvit-{seed}" for seed in range(8))
+    against: fields.Against = tuple(f"specimen:vit-{seed}" for seed in range(8))
+    data: str | None = "specimen-fashion-mnist"
+    sense_limit: int = Field(8, ge=0)
     out: fields.Out = Path("antiphase-quickstart")
     eps: Eps = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
-    limit: int = Field(250, ge=1)
+    limit: int | None = Field(250, ge=1)
     """At most N of the 1,000 images."""
-    seed: fields.Seed = 0
-    device: fields.Device = "auto"
-    quiet: fields.Quiet = False
-
-    def audit(self) -> AuditOptions:
-        """Return the options of the audit that it is."""
-        model, against = ([f"specimen:{kind}-{seed}" for seed in range(8)] for kind in ("diffvit", "vit"))
-        how = {"model": model, "against": against, "data": "specimen-fashion-mnist", "sense_limit": _ALIGNED}
-        return AuditOptions(**how, **self.model_dump())
 
 
 _RUN, _RESULT = "antiphase.commands.audit.run:run", "antiphase.commands.audit.result:AuditResult"
 COMMANDS = {
     "audit": Command("audit", AuditOptions, _RUN, _RESULT),
     "attack": Command("attack", AttackOptions, _RUN, _RESULT),
-    "quickstart": Command("quickstart", QuickstartOptions, "antiphase.commands.audit.run:quickstart", _RESULT),
+    "quickstart": Command("quickstart", QuickstartOptions, _RUN, _RESULT),
 }

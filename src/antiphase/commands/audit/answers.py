@@ -9,7 +9,7 @@ first, and report POPE on clean images only.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ import torch
 
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit import run as audit
-from antiphase.commands.evaluate.run import load_source
 from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
 from antiphase.commands.result import Result, combined_rows
@@ -33,13 +32,13 @@ from antiphase.processes import this_process
 from antiphase.report.figure import answer_figure, colors_of, families, rate_figure
 from antiphase.report.gallery import gallery_markup, read_gallery, write_gallery
 from antiphase.report.page import Headline, Plot, Section, answer, text
-from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
+from antiphase.report.table import FieldOf, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
 from antiphase.terminal import eps_label
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
-from antiphase.vlm.pope import ALL, ASKED_SCHEMA, AskedImages, PopeSet, asked_images, summarise_answers
+from antiphase.vlm.pope import ALL, ASKED_SCHEMA, AskedImages, PopeSet, asked_images, load_questions, summarise_answers
 
 GALLERY_SIZE = 10
 _LONGEST = 16  # tokens of an answer in the gallery
@@ -52,8 +51,7 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     if lineup is None:
         check_twins(options.model, options.against)
         loaded = load_models([*options.model, *options.against], find_device(options.device), answering=True)
-        how = (options.split, options.limit, None, False, False, not options.quiet)
-        asked_of: Any = load_source(str(options.data), *how).test
+        asked_of: Any = load_questions(str(options.data), options.limit, not options.quiet)
         count = len(options.model)
         lineup = Lineup(loaded[:count], loaded[count:], asked_of.followed_by(options.suffix))
     pope: PopeSet = lineup.data
@@ -138,9 +136,7 @@ def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedIm
 class AnswersResult(Result):
     """How often models say yes to absent objects, by ε."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "pope")
-    settings_title = "Attack"
 
     def headlines(self) -> list[Headline]:
         return [replace(answers_headline(self.summary["pope"]), plot=lambda: answer_plot(self.summary))]
@@ -177,7 +173,7 @@ class AnswersResult(Result):
         return sections
 
 
-def _tables(frame: pl.DataFrame, by: list[str], field: Callable[[Mapping[str, Any]], Field]) -> list[Table]:
+def _tables(frame: pl.DataFrame, by: list[str], field: FieldOf) -> list[Table]:
     def budget(eps: float) -> str:
         return eps_label(eps) if eps else "no attack"
 

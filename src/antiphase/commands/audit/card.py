@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from antiphase.errors import UserError, invalid, shown
 from antiphase.evaluation.rates import with_decisions
-from antiphase.files import write_json, write_text
+from antiphase.files import read_bytes, write_json, write_text
 from antiphase.report.page import environment
 from antiphase.report.table import escaped
 from antiphase.statistics.intervals import proportion
@@ -56,7 +56,6 @@ class Rate(Part):
 
     @property
     def hits(self) -> int:
-        """How many of the images it counts."""
         return round(self.value * self.n)
 
     @model_validator(mode="after")
@@ -204,12 +203,8 @@ class RobustnessCard(Part):
 
     @cached_property
     def cells(self) -> dict[tuple[str, str, str, float], Rates]:
-        """The rates by model, attack, norm and ε."""
         rows = ((model.name, row) for model in self.models for row in model.rates)
         return {(name, row.attack, row.norm, row.eps): row for name, row in rows}
-
-    def content(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
 
 
 CARD = "card.json"
@@ -217,52 +212,38 @@ CARD = "card.json"
 
 def read_card(path: str | Path) -> RobustnessCard:
     """Read a card, or that of a run directory; a UserError names the field that is wrong or does not fit the others."""
-    file = Path(path)
-    file, name = file / CARD if file.is_dir() else file, f"card {shown(str(path))}: "
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "is no text"
-        raise UserError(f"{name}cannot be read ({why}); expected {CARD} or the directory of an audit") from None
+    file = Path(path, CARD) if Path(path).is_dir() else Path(path)
+    text = read_bytes(file, f"expected {CARD} or the directory of an audit")
     try:
         return RobustnessCard.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise invalid(error, name) from None
+        raise invalid(error, f"card {shown(str(path))}: ") from None
 
 
-_NOT_THE_AUDIT = ("out", "quiet", "batch_size", "fail_under", "independent")  # options that affect no number
+_NOT_THE_AUDIT = ("out", "quiet", "batch_size", "fail_under")  # options that affect no number
 
 
-def write_card(result: Any, directory: Path) -> Path | None:
+def write_card(result: Any, directory: Path) -> Path:
     """Write ``card.json`` and ``CARD.md`` next to a run; what was filled in by hand for the same weights stays."""
     card, path, before = card_of_run(result), directory / CARD, {}
-    if card is None:
-        return None
     with contextlib.suppress(UserError):  # there is no card yet, or none that can be read
         before = {model.weights: model.model_dump(include=set(BY_HAND)) for model in read_card(path).models}
     models = [model.model_copy(update=before.get(model.weights)) for model in card.models]
     card = card.model_copy(update={"models": models})
-    write_json(path, card.content())
+    write_json(path, card.model_dump(mode="json"))
     write_text(directory / "CARD.md", card_markdown(card))
     return path
 
 
-def card_of_run(result: Any) -> RobustnessCard | None:
-    """Return the card of a run; None for one that does not say with which options it was made."""
-    run = result.record
-    options = run.get("options", {})
-    if not options or "fingerprints" not in run:
-        return None
-    settings = run["settings"]
-    twins = result.twins
-    sides: list[list[str]] = [[], []]
-    for family in result.families:
-        members = set(family.models)
-        for side, names in zip(sides, (members - twins, members & twins), strict=True):
-            side += [family.name] * bool(names)
+def card_of_run(result: Any) -> RobustnessCard:
+    """Return the card of a run."""
+    run, twins = result.record, result.twins
+    options, settings = run["options"], run["settings"]
+    models = [family.name for family in result.families if not {*family.models} <= twins]
+    against = [family.name for family in result.families if {*family.models} & twins]
     means = result.mean_comparisons.rename({"value": "difference", "n": "seeds"})
     content = {
-        "name": " against ".join(", ".join(side) for side in sides if side),
+        "name": " against ".join(", ".join(side) for side in (models, against) if side),
         "command": result.kind,
         "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
         "data": {
@@ -283,8 +264,7 @@ def card_of_run(result: Any) -> RobustnessCard | None:
         "models": [_model(model, result, twins) for model in result.models],
         "differences": result.comparisons.drop("n", "decided").to_dicts(),
         "mean_differences": means.select(*MeanDifference.model_fields).to_dicts(),
-        **{name: run[name] for name in ("versions", "hardware", "warnings")},
-        "date": run.get("date"),
+        **{name: run[name] for name in ("versions", "hardware", "date", "warnings")},
     }
     return RobustnessCard.model_validate(content)
 
@@ -300,7 +280,7 @@ def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any
         **{key: model[key] for key in ("name", "attention", "seed", "lambda")},
         "role": "twin" if name in twins else "model",
         "spec": run["models"][name],
-        **run.get("architectures", {}).get(name, {}),
+        **run["architectures"][name],
         "weights": run["fingerprints"][name],
         "clean_accuracy": result.accuracy.filter(model=name).drop("model").row(0, named=True),
         "rates": list(rates.values()),

@@ -8,8 +8,7 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 - If none is, the title says what is not decided, and the quoted ε is the middle one (the lower of two).
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import starmap
@@ -32,7 +31,7 @@ from antiphase.report import figure as figures
 from antiphase.report import words
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
-from antiphase.report.table import Field, OnConsole, Table, difference_field, rate_field, tabulate
+from antiphase.report.table import Field, FieldOf, OnConsole, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.terminal import eps_label
 
@@ -50,9 +49,7 @@ _words = partial(text, "audit.txt")
 class AuditResult(Result):
     """Attack success rates of models and their paired differences."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "comparisons")
-    settings_title = "Attack"
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
@@ -81,7 +78,6 @@ class AuditResult(Result):
 
     @cached_property
     def rates(self) -> pl.DataFrame:
-        """Every rate, see :func:`antiphase.evaluation.rates.rates`."""
         return asr.rates(self.rows)
 
     @cached_property
@@ -182,12 +178,7 @@ class AuditResult(Result):
         return Headline(title, lead, _words("condition", **values), plot)
 
     def _plot(
-        self,
-        names: Sequence[str],
-        sides: Sequence[Sequence[str]],
-        shown: pl.DataFrame,
-        single: pl.DataFrame,
-        quoted: float,
+        self, names: Sequence[str], sides: Sequence[Any], shown: pl.DataFrame, single: pl.DataFrame, quoted: float
     ) -> Plot:
         """Draw differences or rates by ε, those of ``single`` models or pairs as dots, above the accuracies."""
         rows, accuracies = [], []
@@ -208,13 +199,8 @@ class AuditResult(Result):
 
     @property
     def _steps(self) -> int | None:
-        """The number of steps of the first attack; runs stored before November 2026 have its settings as a text."""
         settings = self.record["settings"]
-        of_attack = settings.get(self._attack[0], settings)
-        if isinstance(of_attack, str):
-            number = re.search(r"\bsteps (\d+)", of_attack)
-            return int(number[1]) if number else None
-        return of_attack.get("steps")
+        return settings.get(self._attack[0], settings).get("steps")
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)
@@ -315,7 +301,7 @@ class AuditResult(Result):
 
     def rate_tables(self, metric: str) -> list[Table]:
         rates, means = (frame.filter(metric=metric) for frame in (self.rates, self.mean_rates))
-        return self._tables(metric, rates, means, ["model"], ["family"], rate_field)
+        return self._tables(metric, rates, means, ["model"], rate_field)
 
     def difference_tables(self) -> list[Table]:
         def field(entry: Mapping[str, Any]) -> Field:
@@ -326,18 +312,13 @@ class AuditResult(Result):
             return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
         means = self.mean_comparisons.rename({"value": "difference"})
-        return self._tables("differences", self.comparisons, means, _PAIR, _FAMILIES, field)
+        return self._tables("differences", self.comparisons, means, _PAIR, field)
 
     def _tables(
-        self,
-        name: str,
-        single: pl.DataFrame,
-        means: pl.DataFrame,
-        sides: list[str],
-        families: list[str],
-        field: Callable[[Mapping[str, Any]], Field],
+        self, name: str, single: pl.DataFrame, means: pl.DataFrame, sides: list[str], field: FieldOf
     ) -> list[Table]:
         """Tabulate models, or pairs of them, and below them their means over training seeds."""
+        families = _FAMILIES[: len(sides)]
         owned = single.with_columns(
             pl.col(side).replace_strict(self._family_of, return_dtype=pl.String).alias(family)
             for side, family in zip(sides, families, strict=True)

@@ -21,13 +21,14 @@ from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.sweep import Ensemble, Stage, sweep
 from antiphase.attacks.threat import Threat
-from antiphase.commands.audit import WORST, AuditOptions, QuickstartOptions
+from antiphase.commands.audit import WORST, AuditOptions
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
+from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import ROW_SCHEMA, clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import printable, replacing
 from antiphase.models.card import card_of
@@ -43,10 +44,8 @@ from antiphase.terminal import duration, eps_label, say
 
 CELL_VERSION = 2  # raise it when the same settings come to mean another measurement
 AGAIN = ", what is near in float32"  # each time more of it: cells of another meaning have another name
-_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
-    ("sample", "clean_prediction", "prediction", "success", "distance", "forwards", "backwards"), pl.Int64
-)
-_CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64}
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(("sample", "clean_prediction", "prediction"), pl.Int64)
+_CELL_SCHEMA |= {"success": pl.Boolean, "distance": pl.Float64, "forwards": pl.Int64, "backwards": pl.Int64}
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def measure(
     options.ensemble.check(model, data.images(range(1)), context)
     kept = kept or KeptImages(0.0, frozenset())
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
-    results = cells.sweep(cells.attack, options.nested)()
+    results = cells.sweep(cells.attack, options.nested)
     for at in (result for result in results if result.threat.eps == kept.eps):
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
             if number < 0 or sample not in kept.samples:
@@ -101,27 +100,15 @@ def passes_left(
         cache = cells.cache(stage, threat.eps, ids)
         each = most_passes(stage, classes)
         counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
-        rows = cache.journals[stage.name].rows()
+        rows = cache.journal.rows()
         rows = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="left")
         robust = rows.with_columns(pl.col("success").fill_null(value=False)).fill_null(0)
         return cells.result(stage, threat, ids, robust)
 
     # going down, only what is broken is attacked again: then every ε counts whole
-    cells.sweep(count, "off" if options.nested == "down" else options.nested)()
+    cells.sweep(count, "off" if options.nested == "down" else options.nested)
     known = [passes for passes in counts if passes is not None]
     return None if len(known) < len(counts) else (sum(f for f, _ in known), sum(b for _, b in known))
-
-
-def with_worst_case(rows: pl.DataFrame, attacks: Sequence[str]) -> pl.DataFrame:
-    """Put before the rows the worst case: of the first attack that broke an image, else of the first attack."""
-    keys, passes = ["model", "eps", "sample"], pl.col("forwards", "backwards")
-    parts = rows.filter(pl.col("attack").is_in(attacks)).with_columns(passes.sum().over(keys))
-    order = pl.col("attack").cast(pl.Enum(attacks))
-    first = parts.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
-    first = first.with_columns(pl.when("success").then("attack").alias("felled_by"))
-    worst = parts.filter(attack=attacks[0]).select(keys).join(first, on=keys, maintain_order="left")
-    worst = worst.with_columns(attack=pl.lit(f"{WORST}{', '.join(attacks)}"))
-    return pl.concat([worst.select(rows.columns), rows])
 
 
 def _rows(results: list[AttackResult]) -> pl.DataFrame:
@@ -151,7 +138,7 @@ class _Cells:
     context: Tensor | None
     kept: KeptImages
     places: list[Path] = field(default_factory=list)  # of the cells, in the order in which they are attacked
-    warnings: dict[str, None] = field(default_factory=dict)  # of all cells so far, each once
+    warnings: list[str] = field(default_factory=list)  # of all cells so far
 
     @functools.cached_property
     def shared(self) -> dict[str, Any]:
@@ -165,8 +152,8 @@ class _Cells:
     def position(self) -> dict[int, int]:
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
-    def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> Callable[[], list[AttackResult]]:
-        """Return the sweep that calls ``attack`` with each stage and its samples in place of the stage's attack."""
+    def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> list[AttackResult]:
+        """Call ``attack`` with each stage and its samples in place of the stage's attack."""
         # settings are checked with the images that are attacked
         ensemble = self.options.ensemble
         stages = [replace(one, attack=functools.partial(attack, one), settings={}) for one in ensemble.stages]
@@ -174,31 +161,29 @@ class _Cells:
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
         threat = Threat(self.options.norm, self.options.eps[0])
         given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat)
-        return functools.partial(unchecked(sweep), *given, self.options.eps, nested=nested, ids=self.data.ids)
+        return unchecked(sweep)(*given, self.options.eps, nested=nested, ids=self.data.ids)
 
-    def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache[str]:
+    def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache:
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
         if stage.name == "square":  # searches in float32 in any case
             what.pop("precision", None)
-        asked = [(stage.name, sample) for sample in ids.tolist()]
-        return Cache(self.out, {stage.name: what}, _CELL_SCHEMA, asked, self.process)
+        return Cache(self.out, what, _CELL_SCHEMA, ids.tolist(), self.process)
 
     def attack(self, stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
         threat: Threat = given[-1]
         cache = self.cache(stage, threat.eps, ids)
-        journal = cache.journals[stage.name]
         with cache.filling(slice_size(self.data.image_shape)) as parts:
             for part in parts:
                 at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-                how = stage.settings | self.keywords(stage, threat.eps, at, ids[part], journal)
+                how = stage.settings | self.keywords(stage, threat.eps, at, ids[part], cache.journal)
                 own = Threat(self.options.norm, threat.eps)
                 result = stage.attack(self.model, self.data.images(at), None, own, **how)
                 if result.warnings:
-                    journal.warn(result.warnings)
+                    cache.journal.warn(result.warnings)
                 del result  # its images leave memory before the next are read
-        found = cache.collect()[stage.name]
-        self.warnings.update(cache.warnings)
-        self.places.append(journal.directory)
+        found = cache.collect()
+        self.warnings.extend(cache.warnings)
+        self.places.append(cache.journal.directory)
         return self.result(stage, threat, ids, found)
 
     def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
@@ -285,10 +270,22 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
 def combined(
     measured: Sequence[tuple[str, pl.DataFrame, list[str]]], options: AuditOptions
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return the rows of all models under all attacks, the worst case first, and the warnings."""
-    rows = pl.concat([rows for _, rows, _ in measured])
+    """Return the rows of all models under all attacks, and the warnings.
+
+    Of several attacks the worst case comes first: of the first attack that broke an image, else of the first attack.
+    """
+    rows, attacks = pl.concat([rows for _, rows, _ in measured]), options.worst_case
     doubts = [f"{name}: {warning}" for name, _, warnings in measured for warning in warnings]
-    return with_worst_case(rows, options.worst_case) if options.worst_case else rows, doubts
+    if not attacks:
+        return rows, doubts
+    keys, passes = ["model", "eps", "sample"], pl.col("forwards", "backwards")
+    parts = rows.filter(pl.col("attack").is_in(attacks)).with_columns(passes.sum().over(keys))
+    order = pl.col("attack").cast(pl.Enum(attacks))
+    first = parts.sort(~pl.col("success"), order, maintain_order=True).unique(keys, keep="first")
+    first = first.with_columns(pl.when("success").then("attack").alias("felled_by"))
+    worst = parts.filter(attack=attacks[0]).select(keys).join(first, on=keys, maintain_order="left")
+    worst = worst.with_columns(attack=pl.lit(f"{WORST}{', '.join(attacks)}"))
+    return pl.concat([worst.select(rows.columns), rows]), doubts
 
 
 def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.Module, AuditOptions]]:
@@ -296,11 +293,6 @@ def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.
     for attacks in options.with_control():
         for name, model in lineup.by_name.items():
             yield name, model, attacks
-
-
-def quickstart(options: QuickstartOptions, command: str = "") -> None:
-    """Audit the models that come with the package."""
-    run(options.audit(), command)
 
 
 def check_attack(options: AuditOptions) -> None:
@@ -376,9 +368,7 @@ def _norms(rows: pl.DataFrame, options: AuditOptions) -> list[dict[str, Any]]:
     for (model,), block in largest.group_by(["model"], maintain_order=True):
         broken = (block["prediction"] != block["clean_prediction"]).to_numpy()
         for level in eps_at(block["distance"].to_numpy(), broken):
-            ends = {name: getattr(level, name) for name in ("eps", "low", "high")}
-            finite = {name: value if math.isfinite(value) else None for name, value in ends.items()}
-            norms.append({"model": model, **about, "level": level.level, **finite, "n": level.n})
+            norms.append({"model": model, **about, **finite(vars(level))})
     return norms
 
 
@@ -435,18 +425,11 @@ def draw_gallery(
         sample=np.array(samples),
         label=some.labels.numpy(),
         clean=clean,
-        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
+        adversarial=np.stack(list(map(np.load, shown["image"]))).reshape(*shape, *clean.shape[1:]),
         clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
         prediction=shown["prediction"].to_numpy().reshape(shape),
         files=tuple(map(printable, getattr(some, "files", ()))),
     )
-
-
-def _read(path: str) -> Any:
-    try:
-        return np.load(path)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); delete it, and the gallery lacks it") from error
 
 
 _BATCH = {"cuda": 128}  # images at once; elsewhere a batch of 16 takes as long per image as a larger one

@@ -6,11 +6,10 @@ from pydantic import Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import Measurement
 from antiphase.precision import Precision
 
 
-class CertifyOptions(Measurement):
+class CertifyOptions(fields.Measurement):
     """Certify an L2 radius for each image by randomised smoothing; write rows, summary.json and report.html.
 
     The same command resumes a killed run. The certificate is one of the smoothed model. A model that was not trained

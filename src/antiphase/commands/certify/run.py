@@ -18,12 +18,11 @@ from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
 from antiphase.data import ImageSet
-from antiphase.evaluation.rates import clean_accuracy, not_above_chance
+from antiphase.evaluation.rates import MODEL_SCHEMA, clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
 from antiphase.report import figure as figures
-from antiphase.report.figure import Family, colors_of, families
 from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, number
@@ -33,29 +32,20 @@ from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size
 
 CELL_VERSION = 1  # raise it when the same settings come to mean another measurement
-_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(
-    ("sample", "clean_prediction", "prediction", "radius", "top", "count"), pl.Int64
-)
-_CELL_SCHEMA |= {"radius": pl.Float64}
-_ABOUT_SCHEMA = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
-_SETTINGS_SCHEMA = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
-_SETTINGS_SCHEMA |= {"smoothing_seed": pl.Int64}
-CERTIFY_SCHEMA = _ABOUT_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS_SCHEMA
+_CELL_SCHEMA: dict[str, Any] = dict.fromkeys(("sample", "clean_prediction", "prediction"), pl.Int64)
+_CELL_SCHEMA |= {"radius": pl.Float64, "top": pl.Int64, "count": pl.Int64}
+_SETTINGS = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
+CERTIFY_SCHEMA = MODEL_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS
+CERTIFY_SCHEMA |= {"smoothing_seed": pl.Int64}
 
 
-def run(options: CertifyOptions, command: str = "") -> None:
-    """Load what the options name and certify it."""
-    names = [field.name for field in fields(Smoothing)]
-    smoothing = Smoothing(**{name: getattr(options, name) for name in names})
-    pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
-    certify(load_lineup(options.model_copy(update=pair)), smoothing, options, command)
-
-
-def certify(
-    lineup: Lineup, smoothing: Smoothing, options: CertifyOptions, command: str = ""
+def run(
+    options: CertifyOptions, command: str = "", lineup: Lineup | None = None
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Smooth each model on the same images and write the run directory; return rows and summary."""
-    began = time.monotonic()
+    smoothing = Smoothing(**{field.name: getattr(options, field.name) for field in fields(Smoothing)})
+    pair = {"model": (options.model,), "against": (options.against,) if options.against else ()}
+    lineup, began = lineup or load_lineup(options.model_copy(update=pair)), time.monotonic()
     lineup, warnings = lineup.ordered()
     data, cards = lineup.data, {name: card_of(model) for name, model in lineup.by_name.items()}
     how = (data, smoothing, options, this_process())
@@ -79,8 +69,7 @@ def smoothed_rows(
 ) -> pl.DataFrame:
     """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
     identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
-    wanted = [(name, sample) for sample in data.ids.tolist()]
-    cache = Cache(options.out, {name: asdict(smoothing) | identity}, _CELL_SCHEMA, wanted, process)
+    cache = Cache(options.out, asdict(smoothing) | identity, _CELL_SCHEMA, data.ids.tolist(), process)
     title = "" if options.quiet or not process.first else f"{name} σ={smoothing.sigma:g}"
     with cache.filling(slice_size(data.image_shape)) as parts:
         for part in parts:
@@ -92,19 +81,17 @@ def smoothed_rows(
                 position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
             ) -> None:
                 row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
-                cache.journals[name].append(pl.DataFrame([row], schema=_CELL_SCHEMA))
+                cache.journal.append(pl.DataFrame([row], schema=_CELL_SCHEMA))
 
             how = asdict(smoothing) | {"batch_size": options.batch_size, "progress": title}
             smooth(model, images, **how, ids=ids, on_finished=keep)
-    how = {column: getattr(smoothing, column) for column in ("sigma", "select", "samples", "alpha")}
-    rows = pl.DataFrame({"sample": data.ids.numpy()}).join(cache.collect()[name], on="sample", maintain_order="left")
+    how = {column: getattr(smoothing, column) for column in _SETTINGS}
+    rows = pl.DataFrame({"sample": data.ids.numpy()}).join(cache.collect(), on="sample", maintain_order="left")
     return described(rows, CERTIFY_SCHEMA, name, model, data, smoothing_seed=smoothing.seed, **how)
 
 
 def curve(
-    radius: Float[np.ndarray, " samples"],
-    correct: Bool[np.ndarray, " samples"],
-    radii: Sequence[float] | Float[np.ndarray, " radii"],
+    radius: Float[np.ndarray, " samples"], correct: Bool[np.ndarray, " samples"], radii: Sequence[float]
 ) -> pl.DataFrame:
     """Return the certified accuracy at each r, the share of images with a right prediction and R ≥ r.
 
@@ -119,14 +106,10 @@ def curve(
     return pl.DataFrame(numbers, dict.fromkeys(("radius", "value", "low", "high"), pl.Float64) | {"n": pl.Int64})
 
 
-def round_radii(smoothing: Smoothing) -> list[float]:
-    """Return the multiples of σ/2 from 0 to the largest radius that the number of samples allows."""
-    return [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
-
-
 def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str, Any]:
     """Return what the rows say of each model, and the paired differences of the first from the second."""
-    radii = round_radii(smoothing)
+    # multiples of σ/2 up to the largest radius that the number of samples allows
+    radii = [half * smoothing.sigma / 2 for half in range(int(2 * smoothing.reach / smoothing.sigma) + 1)]
     models = []
     for (name,), block in rows.group_by(["model"], maintain_order=True):
         block = block.sort("sample")
@@ -170,9 +153,7 @@ _words = partial(text, "certify.txt")
 class CertifyResult(Result):
     """Certified radii of a smoothed model."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "smoothing")
-    settings_title = "Smoothing"
 
     def headlines(self) -> list[Headline]:
         models, comparisons = self.summary["models"], self.summary["comparisons"]
@@ -214,8 +195,8 @@ class CertifyResult(Result):
 def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     """Draw certified accuracy up to the largest radius that the noise samples can certify, with 95 % Wilson bands."""
     smoothing, models = summary["smoothing"], [model["name"] for model in summary["models"]]
-    colors = colors_of(families(summary["models"]))
-    grid, curves = np.linspace(0, smoothing["reach"], 257), []
+    colors = figures.colors_of(figures.families(summary["models"]))
+    grid, curves = np.linspace(0, smoothing["reach"], 257).tolist(), []
     for name in models:
         block = rows.filter(model=name)
         correct = (block["prediction"] == block["label"]).to_numpy()
@@ -223,7 +204,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     lines = pl.concat(curves).with_columns(pl.col("value", "low", "high") * 100)
     with figures.new_figure(5.0, 3.6) as figure:
         axes = figure.add_subplot()
-        groups = [Family(name, colors[name], (name,)) for name in models]
+        groups = [figures.Family(name, colors[name], (name,)) for name in models]
         drawn = figures.draw_families(axes, lines, "radius", groups, marks=False)
         figures.add_legend(axes, drawn, loc="best", fontsize=8.5)
         title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
@@ -238,7 +219,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
 
 def _certified(summary: Mapping[str, Any]) -> Table:
     models = summary["models"]
-    colors = colors_of(families(models))
+    colors = figures.colors_of(figures.families(models))
     numbers = [{"model": model["name"], **rate} for model in models for rate in model["certified_accuracy"]]
     radii = dict.fromkeys(f"{row['radius']:g}" for row in numbers)
     rows = [

@@ -89,8 +89,6 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
 
 
 class _Examination:
-    """A module that computes differential attention."""
-
     def __init__(self, call: Call, detection: Detection) -> None:
         self.call, self.module, self.detection = call, call.module, detection
         self.maps: Tensor = Replay(call, detection.groups)(call.tokens).maps

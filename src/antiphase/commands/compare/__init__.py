@@ -5,10 +5,9 @@ from typing import Annotated
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import Options, Typed
 
 
-class CompareOptions(Options):
+class CompareOptions(fields.Options):
     """Compare two runs: paired differences on the images and ε that both have, and what differs in settings.
 
     Differences are the first run minus the second, with 95 % intervals. Models of the same name are paired, and the
@@ -23,9 +22,9 @@ class CompareOptions(Options):
     antiphase compare runs/certify-0.25 runs/certify-0.5 --tables latex
     """
 
-    first: Annotated[Path, Typed(argument=True, metavar="A")]
+    first: Annotated[Path, fields.Typed(argument=True, metavar="A")]
     """Directory of a run, of a training, or of studies."""
-    second: Annotated[Path, Typed(argument=True, metavar="B")]
+    second: Annotated[Path, fields.Typed(argument=True, metavar="B")]
     """Directory of another run of that command."""
     out: fields.Directory = Path("antiphase-compare")
     """Directory to write."""

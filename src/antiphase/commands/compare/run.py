@@ -29,23 +29,20 @@ _NO_SETTING = {"out", "quiet", "device", "batch_size", "cache", "track", "model"
 _NO_SETTING |= {"eps", "seed", "nested", "settings"}
 
 
-def compare(first: Result | str | Path, second: Result | str | Path) -> "CompareResult":
-    """Compare two results of one command, or their directories, first minus second; ``save`` writes the page.
-
-    Raises:
-        UserError: a directory holds no finished run, or the two share nothing that can be paired.
-    """
-    return _compared(first, second)
-
-
 def run(options: CompareOptions, command: str) -> None:
     """Compare the runs and write everything but the page into ``options.out``."""
-    for name, content in _compared(options.first, options.second, command, options.record()).files.items():
+    result = compare(options.first, options.second)
+    record = result.record | {"command": command, "options": options.record()}
+    for name, content in {**result.files, **in_files({"run": record})}.items():
         with replacing(options.out / name) as temporary:
             temporary.write_bytes(content)
 
 
-def _compared(first: Any, second: Any, command: str = "", options: Mapping[str, Any] | None = None) -> "CompareResult":
+def compare(first: Result | str | Path, second: Result | str | Path) -> "CompareResult":
+    """Compare two results of one command, or their directories, first minus second; ``save`` writes the page.
+
+    A UserError refuses a directory without a finished run, and two runs that share nothing that can be paired.
+    """
     began = time.monotonic()
     runs = [one if isinstance(one, Result) else open_result(one) for one in (first, second)]
     if any(isinstance(one, CompareResult) for one in runs):
@@ -63,8 +60,8 @@ def _compared(first: Any, second: Any, command: str = "", options: Mapping[str, 
     summary |= {"differing_settings": [row for row in rows if row["first"] != row["second"]]}
     summary |= {"differences": frame.to_dicts()}
     record = {
-        "command": command or f"antiphase.compare({names[0]!r}, {names[1]!r})",
-        "options": options or {},
+        "command": f"antiphase.compare({names[0]!r}, {names[1]!r})",
+        "options": {},
         "settings": {"first": names[0], "second": names[1], "command": runs[0].kind},
         "data": records[0].get("data", "images"),
         "data_fingerprint": records[0].get("data_fingerprint", ""),
@@ -131,8 +128,8 @@ class CompareResult(Result):
     """Paired differences between two runs of one command."""
 
     main_table = "differences"
+    needs = ("summary.json", "run.json")
     keys = ("kind", "runs", "differing_settings", "differences")
-    settings_title = "Comparison"
 
     @cached_property
     def rows(self) -> pl.DataFrame:
@@ -191,7 +188,6 @@ class CompareResult(Result):
         return [Headline(title, lead, f"n = {row['n']:,}", lambda: plot)]
 
     def figure(self) -> Figure:
-        """Draw the differences, quantity by quantity."""
         axis, several = along(self.rows), self.rows["pair"].n_unique() > 1
         blocks = self.rows.partition_by("what", maintain_order=True)[:_MOST_PANELS] if axis else [self.rows]
         forests = []

@@ -30,7 +30,6 @@ from antiphase.precision import multiplies_bf16
 from antiphase.terminal import console
 
 _DRAWN = (*EMOJI_SETS, "emoji-scenes", "emoji-objects")
-
 _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message about data
 
 

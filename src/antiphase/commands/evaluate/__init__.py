@@ -7,15 +7,16 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import Options, Typed, at_least_one, read_words
 from antiphase.precision import Precision
 from antiphase.registry import TASKS
 
 _Objectives = tuple[Literal["norm", "squared"], ...]
-Objectives = Annotated[_Objectives, BeforeValidator(read_words), AfterValidator(at_least_one), Typed(text=",".join)]
+Objectives = Annotated[
+    _Objectives, BeforeValidator(fields.read_words), AfterValidator(fields.at_least_one), fields.Typed(text=",".join)
+]
 
 
-class EvaluateOptions(Options):
+class EvaluateOptions(fields.Options):
     """Measure how much models know: retrieval, zero-shot, linear probe, few-shot, MMVP-VLM, POPE, captions.
 
     Features are computed once for each model and data set and kept. Numbers come with 95 % intervals over the
@@ -45,9 +46,9 @@ class EvaluateOptions(Options):
     stands for the DiffCLIP paper's data sets of each task. If not given: openmoji."""
     split: fields.Split = "test"
     resize: fields.Resize = None
-    limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
+    limit: Annotated[int | None, fields.Typed(metavar="N"), Field(ge=1)] = None
     """Measure at most N images of the split; --train-limit is for those to learn from."""
-    train_limit: Annotated[int | None, Typed(metavar="N"), Field(ge=1)] = None
+    train_limit: Annotated[int | None, fields.Typed(metavar="N"), Field(ge=1)] = None
     """Learn from at most N images of the train split, for the probe and few-shot; --limit is for those measured."""
     templates: fields.Words = ()
     """Prompt ensembles for zero-shot, separated by commas: 80, 7, 1, own (the prompts that come with the data), or a

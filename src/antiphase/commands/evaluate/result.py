@@ -31,17 +31,13 @@ Number = Mapping[str, Any]
 """A row of ``results`` or of ``differences`` of the summary."""
 
 _words = partial(text, "evaluate.txt")
-
-
 LEVELS = {"answers at random": "chance", "always the largest class": "constant"}  # shown below the models
 
 
 class EvaluateResult(Result):
     """What models know, with their differences to their twins."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "results", "differences")
-    settings_title = "Protocol"
 
     def headlines(self) -> list[Headline]:
         return [headline(self.summary)]
@@ -74,13 +70,7 @@ class EvaluateResult(Result):
 
 
 def heading(number: Number) -> str:
-    """Name a number by its setting and metric.
-
-    >>> heading({"task": "zero-shot", "setting": "80", "metric": "top-1"})
-    '80 prompts, top-1'
-    >>> heading({"task": "retrieval", "setting": "image", "metric": "R@5"})
-    'image R@5'
-    """
+    """Name a number by its setting and metric, such as ``80 prompts, top-1``."""
     return find_task(number["task"]).heading(number["setting"], number["metric"])
 
 
@@ -160,7 +150,7 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
     for row in summary["results"]:
         if place(row) == place(quoted):
             rates.setdefault(owner[row["model"]], []).append(row)
-    level = next((row["chance"] for several in rates.values() for row in several if row.get("chance")), None)
+    level = next((row["chance"] for several in rates.values() for row in several if row["chance"]), None)
     title = figures.shortened(f"{heading(quoted)}, {quoted['data']}")
     accuracies = [(name, colors[name], list(map(estimate_of, rates.get(name, ())))) for name in sides or tuple(rates)]
     more = max(0, len(rows) - _MOST_LINES)
@@ -188,7 +178,6 @@ def _task_table(task: str, results: Sequence[Number], groups: Sequence[figures.F
     levels = [
         once.drop_nulls(level).with_columns(model=pl.lit(words), value=pl.col(level).cast(pl.Float64))
         for words, level in LEVELS.items()
-        if level in once.columns  # summaries of older versions have none
     ]
     shown = pl.concat([shown, *levels])
     columns = {head: head for head in heads}

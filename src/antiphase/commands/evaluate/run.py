@@ -34,7 +34,7 @@ from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.processes import Process, this_process
 from antiphase.registry import QUESTIONS, TASKS
-from antiphase.store import missing, read_frame, write_cell
+from antiphase.store import Journal, missing
 from antiphase.terminal import say
 from antiphase.vlm.answers import answers_questions
 from antiphase.vlm.pope import load_questions
@@ -104,7 +104,7 @@ def evaluate(
     cells = list(_cells(lineup, sources, tasks, protocol, options))
     _check_tasks(cells, tasks, sources)
     _measure(cells, protocol, options)
-    rows = pl.concat([cell.named_rows() for cell in cells])
+    rows = pl.concat([cell.rows() for cell in cells])
     patterns = {s.name: list(s.test.pattern_names) for s in sources if isinstance(s.test, MmvpSet)}
     summary = {"models": lineup.about()} | summarise_tasks(rows, dict(lineup.pairs), patterns)
     projected = [
@@ -112,7 +112,7 @@ def evaluate(
         for name, model in lineup.by_name.items()
         if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
     ]
-    told = [cell.task.doubts(cell.name, cell.named_rows(), cell.source, protocol) for cell in cells]
+    told = [cell.task.doubts(cell.name, cell.rows(), cell.source, protocol) for cell in cells]
     told = dict.fromkeys(itertools.chain(*told))
     said = [*doubts, *_at_chance(summary["results"], sources), *projected, *told]
     settings = json.loads(json.dumps(vars(protocol))) | options.chosen("resize")
@@ -128,7 +128,7 @@ def evaluate(
 def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOptions) -> None:
     """Measure the cells that are not on disk; under torchrun the processes share features' parts, then the cells."""
     process, progress = this_process(), not options.quiet
-    todo = missing(cells, lambda cell: cell.rows() is not None, process)
+    todo = missing(cells, lambda cell: not cell.journal.rows().is_empty(), process)
     todo.sort(key=lambda cell: cell.task.name)  # so that each process has its share of the probes
     features = options.cache or data_root() / "features"
     store = FeatureStore(features, options.batch_size, options.precision, progress, process)
@@ -137,7 +137,8 @@ def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOpti
             warm(cell.task, cell.model, cell.source, protocol, store)
     alone = dataclasses.replace(store, process=Process(), progress=progress and process.first)
     for cell in process.share(todo):
-        write_cell(cell.path, cell.task.measure(cell.model, cell.source, protocol, alone))
+        cell.journal.append(cell.task.measure(cell.model, cell.source, protocol, alone))
+        cell.journal.flush()
     process.wait()
 
 
@@ -174,26 +175,18 @@ def protocol_with(settings: Mapping[str, Any]) -> Protocol:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One task of one model on one data set; ``path`` is that of its rows, without digest and suffix."""
-
     task: EvaluationTask
     model: nn.Module
     name: str
     source: Source
-    path: Path
+    journal: Journal
 
-    def rows(self) -> pl.DataFrame | None:
-        """Return the rows that are stored; None if there are none."""
-        files = sorted(self.path.parent.glob(f"{self.path.name}*.parquet"))  # old ones have no digest
-        rows = read_frame(files[-1]) if files else None
-        return rows if rows is not None and dict(rows.schema) == ROW_SCHEMA else None
-
-    def named_rows(self) -> pl.DataFrame:
+    def rows(self) -> pl.DataFrame:
         """Return the rows that are stored, with what tells them from those of other cells."""
         about = {"model": self.name, "attention": card_of(self.model).attention}
         about |= {"task": self.task.name, "data": self.source.name}
         columns = [pl.lit(value).alias(column) for column, value in about.items()]
-        return pl.DataFrame(self.rows()).select(*columns, pl.all())
+        return self.journal.rows().select(*columns, pl.all())
 
 
 def warm(task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> None:
@@ -237,7 +230,8 @@ def _cells(
             told = (*data, json.dumps(settings, sort_keys=True), _precision(task, options.precision))
             for name, model in able.items():
                 identity = digest(str(_VERSION), task.name, prints[name], *told)
-                yield _Cell(task, model, name, source, options.out / "cells" / identity[:16])
+                journal = Journal(options.out / "cells" / identity[:16], ROW_SCHEMA, this_process().rank)
+                yield _Cell(task, model, name, source, journal)
 
 
 def _precision(task: EvaluationTask, precision: Precision) -> Precision:
@@ -273,9 +267,6 @@ def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, 
     ``probe:openmoji`` is for that set, ``probe`` for all. ``paper`` among the data stands for the paper's sets of each
     task; those for vision-language models only if their task is named. Where no data are named they are those of the
     tasks, else openmoji; MMVP's own where it is the only task.
-
-    Raises:
-        UserError: an unknown task, or one for a set that is not among the data.
 
     >>> requested(["retrieval", "probe:digits"], ["openmoji", "digits"])
     ({'retrieval': None, 'probe': ['digits']}, ['openmoji', 'digits'])
@@ -318,11 +309,11 @@ def load_source(
     """
     kind, _, path = name.partition(":")
     if kind == "mmvp":
-        return Source(load_mmvp(Path(path).expanduser() if path else None, name))  # pyright: ignore[reportArgumentType]
+        return Source(load_mmvp(Path(path).expanduser() if path else None, name))
     if name == EMOJI_MMVP:
-        return Source(emoji_mmvp(progress=progress))  # pyright: ignore[reportArgumentType]
+        return Source(emoji_mmvp(progress=progress))
     if kind in QUESTIONS:
-        return Source(load_questions(name, limit, progress))  # pyright: ignore[reportArgumentType]
+        return Source(load_questions(name, limit, progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
         paired = has_captions(Path(path).expanduser())

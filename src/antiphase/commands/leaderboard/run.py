@@ -66,11 +66,14 @@ def answer(options: LeaderboardOptions, _: str) -> Answer:
     if not cards:
         invalid = "".join(f"; not valid: {line}" for line in left_out[:1])
         raise UserError(f"{named}: no {CARD} below it; antiphase audit writes one{invalid}")
-    write_leaderboard(cards, left_out, page)
+    rows = rows_of(cards)
+    boards = rankings(rows, page.parent)
+    about = {"cards": len(cards), "models": len({row.model.weights for row in rows}), "left_out": left_out}
+    write_text(page, environment().get_template("leaderboard.html").render(boards=boards, **about))
     for line in left_out:
         say(f"left out: {line}")
     say(f"leaderboard, cards: {len(cards)}: {page}")
-    rows = [
+    listed = [
         {
             **row.model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
             **row.card.data.model_dump(include={"dataset", "split", "n"}),
@@ -86,10 +89,10 @@ def answer(options: LeaderboardOptions, _: str) -> Answer:
             "against": row.difference and row.difference.against,
             "card": str(row.path),
         }
-        for row in rows_of(cards)
+        for row in rows
     ]
-    told = {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": rows}
-    return Tabled(told, [board["sheet"] for board in rankings(rows_of(cards), page.parent)])
+    told = {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": listed}
+    return Tabled(told, [board["sheet"] for board in boards])
 
 
 def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
@@ -102,14 +105,6 @@ def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
                 key = (model.weights, card.data.fingerprint, settings, rates.model_dump_json())
                 rows.setdefault(key, Row(path, card, model, rates))
     return list(rows.values())
-
-
-def write_leaderboard(cards: Mapping[Path, RobustnessCard], left_out: Sequence[str], out: Path) -> Path:
-    """Write the page, which is self-contained, and return its path."""
-    rows = rows_of(cards)
-    about = {"cards": len(cards), "models": len({row.model.weights for row in rows}), "left_out": left_out}
-    write_text(out, environment().get_template("leaderboard.html").render(boards=rankings(rows, out.parent), **about))
-    return out
 
 
 def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
@@ -163,7 +158,6 @@ def _ranked(models: Iterable[Sequence[Row]], folder: Path) -> list[dict[str, Any
 
 
 def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a ranking as a table, for LaTeX, Markdown and CSV."""
     rows, numbers = [], []
     for line in lines:
         rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}

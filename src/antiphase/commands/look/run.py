@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import textwrap
 import time
 from collections.abc import Sequence
@@ -51,11 +50,9 @@ class LookResult(Result):
 
     main_table = "maps"
     needs = ("maps.json", "maps.parquet", "shown.npz", "run.json")
-    settings_title = "Maps"
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Models, images, texts and maps."""
         return self.read_json("maps.json")
 
     def headlines(self) -> list[Headline]:
@@ -74,7 +71,6 @@ class LookResult(Result):
         return [Section("maps", "Maps", plots=[Plot("maps", self.figure(), "")])]
 
     def figure(self) -> Figure:
-        """Draw the maps, with methods under their names in words."""
         texts = self.summary["texts"]
         with np.load(io.BytesIO(self.files["shown.npz"])) as arrays:
             images = [arrays[name].astype(np.float64) / 255 for name in arrays if name.startswith("image")]
@@ -93,11 +89,11 @@ class LookResult(Result):
 
     def write(self, path: Path) -> Path:
         """Write the figure, and the maps and a page next to it, all or none, and return the path of the page."""
-        content, page = figure_bytes(self.figure(), path), path.with_suffix(".html")
+        content, page = saved(self.figure(), path.suffix.lower()[1:]), path.with_suffix(".html")
         with replacing(path) as temporary:
             temporary.write_bytes(content)
             write_json(path.with_suffix(".json"), self.summary)
-            write_page(page, self.record, self.headlines(), self.drawn, settings=self.settings_title)
+            write_page(page, self.record, self.headlines(), self.drawn)
         return page
 
 
@@ -164,8 +160,13 @@ def look(options: LookOptions, command: str = "") -> LookResult:
 
 
 def _check(options: LookOptions) -> None:
-    check_suffix(options.out)
-    check_rows(len(options.images), len(options.text))
+    if options.out.suffix.lower() not in _ENDINGS:
+        raise UserError(f"{options.out}: expected a file that ends in {' or '.join(_ENDINGS)}")
+    if options.out.is_dir():
+        raise UserError(f"{options.out}: is a folder; expected a file for the figure")
+    if (rows := len(options.images) * len(options.text)) > MOST_ROWS:
+        counts = f"{len(options.images)} images and {len(options.text)} texts make {rows} rows"
+        raise UserError(f"{counts}: expected at most {MOST_ROWS}; draw several figures")
     if options.out.resolve() in [path.resolve() for path in options.images]:
         raise UserError(f"{options.out}: is one of the images; expected another file for the figure")
     for text in options.text:
@@ -195,9 +196,8 @@ def _maps(
 def _correlation(*maps: Any) -> float:
     """Return Pearson's correlation of two maps, enlarged to a common grid; NaN if one is constant."""
     side = max(map(len, maps))
-    one, two = (values - values.mean() for values in (enlarge(np.array(each), side, side) for each in maps))
-    norm = float(np.sqrt((one**2).sum() * (two**2).sum()))
-    return float((one * two).sum()) / norm if norm else math.nan
+    with np.errstate(invalid="ignore"):
+        return float(np.corrcoef(*(enlarge(np.array(each), side, side).ravel() for each in maps))[0, 1])
 
 
 MOST_ROWS = 60  # viewers fail to open taller images
@@ -233,7 +233,6 @@ def look_figure(
     visible. Maps of one sign go from yellow to red, signed maps from blue (negative) to red. The largest absolute value
     of each map is printed below it; the note is a sentence for the footer.
     """
-    check_rows(len(images), len(texts))
     methods = list(dict.fromkeys(column.method for column in columns))
     maps = {method: [column.maps for column in columns if column.method == method] for method in methods}
     signed = {method: min(values.min() for values in maps[method]) < 0 for method in methods}
@@ -309,24 +308,3 @@ def _laid_over(below: np.ndarray, values: np.ndarray, signed: bool, largest: flo
 def _shortened(text: str, width: int, lines: int) -> str:
     """Break a text into lines; what does not fit ends in an ellipsis."""
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …"))
-
-
-def check_rows(images: int, texts: int) -> None:
-    """Refuse a figure that would be too tall."""
-    if images * texts > MOST_ROWS:
-        counts = f"{images} images and {texts} texts make {images * texts} rows"
-        raise UserError(f"{counts}: expected at most {MOST_ROWS}; draw several figures")
-
-
-def check_suffix(path: Path) -> None:
-    """Refuse a path that is no .png or .pdf, or a folder."""
-    if path.suffix.lower() not in _ENDINGS:
-        raise UserError(f"{path}: expected a file that ends in {' or '.join(_ENDINGS)}")
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; expected a file for the figure")
-
-
-def figure_bytes(figure: Figure, path: Path) -> bytes:
-    """Return a figure as PNG at 200 dots per inch or as PDF with embedded fonts, by the suffix of the file."""
-    check_suffix(path)
-    return saved(figure, path.suffix.lower()[1:])

@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import Measurement, at_least_one
 from antiphase.errors import UserError
 
 PARTS = ("alignment", "depth", "terms", "lipschitz")
@@ -22,7 +21,7 @@ _USERS = {  # the parts that use an option
 }
 
 
-class SenseOptions(Measurement):
+class SenseOptions(fields.Measurement):
     """Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 
     Works with any model that has attention. Attention that is not known is found by what it does. The maps of each
@@ -41,7 +40,7 @@ class SenseOptions(Measurement):
     limit: fields.Limit = 64
     parts: Annotated[
         fields.Words,
-        AfterValidator(at_least_one),
+        AfterValidator(fields.at_least_one),
         Field(description=f"Measurements, separated by commas: {', '.join(PARTS)} (a few hundred passes per layer)."),
     ] = ("alignment", "depth")
     probes: int = Field(32, ge=2, lt=2**31)

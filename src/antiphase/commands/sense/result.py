@@ -15,11 +15,10 @@ from rich.text import Text
 
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
-from antiphase.files import unreadable
 from antiphase.report import figure as figures
 from antiphase.report.figure import Family, colors_of, families, seed_counts, shortened
 from antiphase.report.page import Headline, Panel, Plot, Section
-from antiphase.report.table import Field, Table, estimate_field, tabulate
+from antiphase.report.table import Field, OnConsole, Table, estimate_field, tabulate
 from antiphase.report.words import estimate_of, interval_text, number, with_interval
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
@@ -39,6 +38,7 @@ class SenseResult(Result):
     """The sensitivity of the attention of models, layer by layer."""
 
     main_table = "alignment"
+    needs = ("summary.json", "run.json")
     keys = ("models", "pairs")
 
     def headlines(self) -> list[Headline]:
@@ -63,7 +63,7 @@ class SenseResult(Result):
         columns = _CONSOLE | {estimator.name for estimator in all_estimators() if estimator.console}
         titles = [Text(f"{headline.line}.\n", "bold") for headline in self.headlines()]
         return titles + [
-            table.console([column for column in table.columns if column in columns])
+            OnConsole(table, [column for column in table.columns if column in columns])
             for table in self.all_tables()
             if table.name.startswith(("alignment-", "lipschitz-", "terms"))
         ]
@@ -99,11 +99,7 @@ def sensitivity_sections(result: Result, pairs: Sequence[tuple[str, str]], group
     for part, (schema, draw) in _PARTS.items():
         if part not in result.tables:
             continue
-        try:
-            rows = result.frame(part).select(*schema)
-        except pl.exceptions.PolarsError as error:
-            raise unreadable(f"{part}.parquet", error, "run it again") from None
-        plots, tables, numbers = draw(rows, pairs, groups)
+        plots, tables, numbers = draw(result.frame(part).select(*schema), pairs, groups)
         words = _WORDS[part]
         sentences = [words["words"].format(**numbers), _WORDS["intervals"]]
         sentences += [_WORDS["seeds"].format(seeds=seeds)] if seeds else []
@@ -169,7 +165,7 @@ def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequenc
     heads = {estimator.name: estimator.name for estimator in measured}
     tables = [
         _table("lipschitz-map", "Each layer’s combined map, root mean square over heads", maps, heads, groups),
-        _table("lipschitz-logits", "The logits", logits, heads, groups, place=None),
+        _table("lipschitz-logits", "The logits", logits, heads, groups, place=""),
     ]
     estimators = " ".join(f"{e.name.capitalize()}: {e.estimates}." for e in measured)
     numbers = {"images": rows["sample"].n_unique(), "radius": eps_label(rows["eps"][0]), "estimators": estimators}
@@ -219,12 +215,7 @@ def _layer_figure(rows: Sequence[Sequence[figures.Axis]], groups: Sequence[Famil
 
 
 def _table(
-    name: str,
-    title: str,
-    frame: pl.DataFrame,
-    heads: Mapping[str, str],
-    groups: Sequence[Family],
-    place: str | None = "layer",
+    name: str, title: str, frame: pl.DataFrame, heads: dict[str, str], groups: Sequence[Family], place: str = "layer"
 ) -> Table:
     def field(row: Mapping[str, Any]) -> Field:
         scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3)
@@ -237,7 +228,7 @@ def _table(
     shown = frame.with_columns(color=pl.col("model").replace_strict(colors_of(groups), default=""))
     if place == "layer":
         shown = shown.with_columns(pl.col("layer") + 1)
-    head = {"layer": ["layer"], "stage": ["block"]}.get(place or "", [])
+    head = {"layer": ["layer"], "stage": ["block"]}.get(place, [])
     shown = shown.rename({"stage": "block"}, strict=False)
     return tabulate(name, title, shown, ["model", *head], "metric", field, heads, frame)
 

@@ -17,6 +17,7 @@ from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.sense import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
+from antiphase.evaluation.rates import MODEL_SCHEMA
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
@@ -31,7 +32,6 @@ from antiphase.streams import key, sample_keys
 from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
-ABOUT_SCHEMA: Any = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}  # of rows of any part
 
 Rows = Iterator[pl.DataFrame]
 
@@ -56,19 +56,15 @@ class Part:
     @property
     def stored(self) -> dict[str, Any]:
         """The schema of the rows on disk, which do not name the model."""
-        return {name: kind for name, kind in self.schema.items() if name not in ABOUT_SCHEMA}
+        return {name: kind for name, kind in self.schema.items() if name not in MODEL_SCHEMA}
 
 
-def run(options: SenseOptions, command: str = "") -> None:
-    """Load what the options name and measure it."""
-    measure(load_lineup(options), options, command)
-
-
-def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[str, Any]:
+def run(options: SenseOptions, command: str = "", lineup: Lineup | None = None) -> dict[str, Any]:
     """Measure every model on the same images and write the run directory; return the summary."""
-    began, known = time.monotonic(), [part.name for part in PARTS]
+    known = [part.name for part in PARTS]
     if not set(options.parts) <= set(known):
         raise UserError(f"parts {', '.join(options.parts)}: expected some of {', '.join(known)}")
+    lineup, began = lineup or load_lineup(options), time.monotonic()
     lineup.check_fit()
     measured = [sense(*named, lineup.data, options, options.out) for named in lineup.by_name.items()]
     rows = {part: pl.concat([frames[part] for frames in measured]) for part in measured[0]}
@@ -82,16 +78,14 @@ def measure(lineup: Lineup, options: SenseOptions, command: str = "") -> dict[st
     summary |= summarise(rows, lineup.pairs)
     doubts = lineup.doubts()
     summary |= {"warnings": doubts} if doubts else {}
-    settings = {name: getattr(options, name) for name in _SETTINGS}
+    numbers = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in numbers}
     settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
     settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
     settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
     frames = {part: rows.get(part) for part in known}  # None: of an earlier run with the same --out
     write_run(lineup, options, summary, frames, settings, doubts, command, began)
     return summary
-
-
-_SETTINGS = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
 
 
 def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -144,16 +138,16 @@ def sense(
         what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
         count = len(data) if limit is None else limit
         wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
-        cache = Cache(out, {part.name: what}, part.stored, [(part.name, sample) for sample in wanted], process)
+        cache = Cache(out, what, part.stored, wanted, process)
         bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
         with bar as advance, cache.filling(size) as batches:
             for positions in batches:
                 images, ids = data.images(positions).to(device), data.ids[positions]
                 columns = [pl.col(column).cast(kind) for column, kind in part.stored.items()]
                 frames_of_batch = [frame.select(columns) for frame in part.rows(model, images, ids, options)]
-                cache.journals[part.name].append(pl.concat(frames_of_batch))
+                cache.journal.append(pl.concat(frames_of_batch))
                 advance(len(positions))
-        rows = cache.collect()[part.name].filter(pl.col("sample").is_in(wanted))
+        rows = cache.collect().filter(pl.col("sample").is_in(wanted))
         rows = described(rows, part.schema, name, model)
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
         frames[part.name] = rows.sort(order, maintain_order=True)

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
-from antiphase.commands.options import MOST_AT_ONCE, OptionalNumber, Options, Typed
 from antiphase.errors import UserError, shown
 from antiphase.registry import CLIPS, DEFENCES, LAMBDAS, SCHEDULES, VARIANTS, VITS
 
@@ -20,7 +19,7 @@ _ADVERSARY |= {f"adversarial_{name}": name for name in ("variant", "steps", "ste
 _OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
 
 
-class TrainingOptions(Options):
+class TrainingOptions(fields.Options):
     """What every training has."""
 
     data: str
@@ -39,7 +38,7 @@ class PresetOptions(TrainingOptions):
 
     epochs: int | None = Field(None, ge=1)
     """Passes over the data. If not given: the preset's."""
-    batch_size: int | None = Field(None, ge=1, le=MOST_AT_ONCE)
+    batch_size: int | None = Field(None, ge=1, le=fields.MOST_AT_ONCE)
     """Pairs or conversations per step, over all processes. If not given: the preset's."""
     part: int | None = Field(None, ge=1)
     """Pairs or conversations of a process that pass through the model at a time: less memory, same gradient. If not
@@ -56,15 +55,14 @@ def _from_mapping(value: Any) -> Any:
     return tuple(f"{name}={strength}" for name, strength in value.items()) if named else value
 
 
-class DefendedOptions(Options):
+class DefendedOptions(fields.Options):
     """What every training with defences has."""
 
-    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), Typed(metavar="NAME=STRENGTH,…")] = ()
+    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), fields.Typed(metavar="NAME=STRENGTH,…")] = ()
     """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
 
     @property
     def defences(self) -> dict[str, float]:
-        """The strengths of --defend by name."""
         strengths: dict[str, float] = {}
         for word in self.defend:
             name, equals, strength = word.partition("=")
@@ -98,10 +96,10 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     torchrun --nproc-per-node 2 -m antiphase train --model vit --data imagenet --out runs/b16
     """
 
-    model: Annotated[str, Typed(metavar=" | ".join((*VITS, "MODEL")))]
+    model: Annotated[str, fields.Typed(metavar=" | ".join((*VITS, "MODEL")))]
     """Kind of model: standard attention, differential attention, or standard attention with a DiffViT's norm after each
     head (vit-norm). Or any classifier, as for antiphase audit: python:FILE:CALLABLE, timm:NAME, a run directory."""
-    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    variant: Annotated[str | None, fields.Typed(choices=VARIANTS)] = None
     """DiffViT: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     ratio: int | None = Field(None, ge=1)
     """DiffViT, grouped and gated: heads that share one subtracted map. If not given: the largest divisor of the heads
@@ -127,14 +125,14 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     """Side of a patch in pixels. If not given: by the image size."""
     lambda_init: float | None = None
     """DiffViT: initial λ. If not given: 0.8."""
-    lambda_schedule: Annotated[str | None, Typed(choices=SCHEDULES)] = None
+    lambda_schedule: Annotated[str | None, fields.Typed(choices=SCHEDULES)] = None
     """DiffViT: initial λ of each layer: the same, or 0.8 − 0.6·exp(−0.3·layer). If not given: constant."""
-    parameterisation: Annotated[str | None, Typed(choices=LAMBDAS)] = None
+    parameterisation: Annotated[str | None, fields.Typed(choices=LAMBDAS)] = None
     """DiffViT: what λ is computed from: four vectors a layer as in the paper (vector), two numbers a head (scalar),
     λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
     image_size: fields.ImageSize = None
     resize: fields.Resize = None
-    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
+    batch_size: int = Field(128, ge=1, le=fields.MOST_AT_ONCE)
     """Images per step, over all processes."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimizer."""
@@ -148,14 +146,14 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     """Epochs of linear warm-up."""
     augment: Literal["none", "flip-crop"] = "none"
     """Augmentation of the images."""
-    adversarial: OptionalNumber = None
+    adversarial: fields.OptionalNumber = None
     """Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such as 1/255 are
     accepted."""
     adversarial_variant: Literal["pgd", "fast", "free"] | None = None
     """Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd."""
     adversarial_steps: int | None = Field(None, ge=1)
     """Steps of pgd. If not given: 3."""
-    adversarial_step_size: OptionalNumber = None
+    adversarial_step_size: fields.OptionalNumber = None
     """Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, 1.25·ε for fast, ε for
     free."""
     adversarial_warmup: float | None = Field(None, ge=0)
@@ -199,13 +197,11 @@ class TrainOptions(DefendedOptions, TrainingOptions):
 
     @property
     def model_part(self) -> dict[str, Any]:
-        """The fields of the model that were given."""
         sizes = self.chosen("variant", "ratio", "depth", "dim", "patch_size", *_OF_LAMBDA)
         return sizes if self.heads is None else {"num_heads": self.heads, **sizes}
 
     @property
     def adversary(self) -> dict[str, Any]:
-        """The fields of the adversary that were given."""
         return {_ADVERSARY[name]: value for name, value in self.chosen(*_ADVERSARY).items()}
 
 
@@ -225,17 +221,17 @@ class TrainClipOptions(DefendedOptions, PresetOptions):
     --data "shards:pipe:aws s3 cp s3://bucket/cc12m/{00000..01242}.tar -" --samples 10000000 --out runs/cc12m
     """
 
-    model: Annotated[str, Typed(choices=CLIPS)]
+    model: Annotated[str, fields.Typed(choices=CLIPS)]
     """Kind of model: diffclip-depth is DiffCLIP* (λ_init rises with depth), diffclip-vision is DiffCLIP† (differential
     attention in the image tower only), diffclip-text has it in the text tower only."""
-    variant: Annotated[str | None, Typed(choices=VARIANTS)] = None
+    variant: Annotated[str | None, fields.Typed(choices=VARIANTS)] = None
     """DiffCLIP: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     data: str
     """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
     docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
-    from_run: Annotated[fields.Directory | None, Typed(flags=("--from",), metavar="RUN")] = None
+    from_run: Annotated[fields.Directory | None, fields.Typed(flags=("--from",), metavar="RUN")] = None
     """Run directory of a CLIP of this kind to start from: its weights and sizes. If not given: random weights."""
     skip_bad: fields.SkipBad = False
     held_out: fields.Words = ()
@@ -326,7 +322,7 @@ class TrainVlmOptions(PresetOptions):
     projector_start: Literal["default", "captions"] | None = None
     """Weights with which stage 1 begins: PyTorch's default, or fitted so that image tokens resemble the words of the
     captions (linear projectors only). If not given: the preset's."""
-    text_first: Annotated[bool | None, Typed(flags=("--text-first/--no-text-first",))] = None
+    text_first: Annotated[bool | None, fields.Typed(flags=("--text-first/--no-text-first",))] = None
     """Begin the first epoch of stage 2 with the conversations that have no image. If not given: the preset's."""
     merge: int | None = Field(None, ge=1)
     """Side of the squares of image tokens that become one position. If not given: the preset's."""
@@ -378,7 +374,7 @@ class FinetuneOptions(TrainingOptions):
     """Source of images with a train split, such as imagenet, openmoji or folder:PATH; docs/data.md has all."""
     epochs: int = Field(2, ge=1)
     """Passes over the data."""
-    batch_size: int = Field(128, ge=1, le=MOST_AT_ONCE)
+    batch_size: int = Field(128, ge=1, le=fields.MOST_AT_ONCE)
     """Images per step, over all processes."""
     steps: int = Field(10, ge=1)
     """Steps of PGD for each image, of 1/255."""

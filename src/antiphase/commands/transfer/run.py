@@ -66,8 +66,7 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
     what |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
     # auto shares rows with float32, as in audit
     what |= {"precision": "bf16"} if options.precision == "bf16" else {}
-    wanted = [(surrogate, sample) for sample in data.ids.tolist()]
-    cache = Cache(options.out, {surrogate: what}, _CELL_SCHEMA, wanted, this_process())
+    cache = Cache(options.out, what, _CELL_SCHEMA, data.ids.tolist(), this_process())
     how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision", "compile")}
     how |= {"progress": "" if options.quiet else f"{surrogate} {options.attack} ε={eps_label(eps)}"}
     how |= {"nested": "off", "early_stop": False}
@@ -75,7 +74,7 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
         for part in parts:
             images, ids, frames = data.images(part), data.ids[part], []
             (made,) = sweep(attack, models[surrogate], images, None, Threat(options.norm, eps), [eps], ids=ids, **how)
-            cache.journals[surrogate].warn(made.warnings)
+            cache.journal.warn(made.warnings)
             columns = {"sample": ids} | {name: made.arrays[name] for name in ("distance", *_COUNTS[-2:])}
             for number, model in enumerate(models.values()):
                 classes = {"clean_prediction": images, "prediction": made.adversarial}
@@ -83,9 +82,9 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
                 frame = pl.DataFrame({name: values.numpy() for name, values in columns.items()})
                 frames.append(frame.with_columns(target=pl.lit(number)).select(*_CELL_SCHEMA))
             whole = pl.concat(frames).cast(pl.Schema(_CELL_SCHEMA))
-            cache.journals[surrogate].append(whole)  # at once: a kill leaves a sample whole or missing
-    rows = cache.collect()[surrogate].filter(pl.col("sample").is_in(data.ids.tolist()))
-    return rows.with_columns(success=pl.col("prediction") != pl.col("clean_prediction")), [*cache.warnings]
+            cache.journal.append(whole)  # at once: a kill leaves a sample whole or missing
+    rows = cache.collect().filter(pl.col("sample").is_in(data.ids.tolist()))
+    return rows.with_columns(success=pl.col("prediction") != pl.col("clean_prediction")), cache.warnings
 
 
 def differences(rows: pl.DataFrame) -> pl.DataFrame:
@@ -108,9 +107,7 @@ def _ways(rows: pl.DataFrame) -> pl.DataFrame:
 class TransferResult(Result):
     """How often the adversarial images of each model break the others."""
 
-    needs = ("rows.parquet", "summary.json", "run.json")
     keys = ("models", "comparisons")
-    settings_title = "Attack"
 
     @cached_property
     def rates(self) -> pl.DataFrame:
@@ -142,7 +139,6 @@ class TransferResult(Result):
         return [Headline(title, lead, f"ε = {eps_label(row['eps'])}, n = {self.record['n']:,}", lambda: plot)]
 
     def figure(self) -> Figure:
-        """Draw the matrix at the largest ε."""
         largest = self.rates.filter(eps=self.rates["eps"].max())
         names = [model["name"] for model in self.summary["models"]]
         with new_figure(2.4 + 0.9 * len(names), 1.6 + 0.6 * len(names)) as figure:

@@ -15,7 +15,7 @@ from antiphase.commands.loading import PREFIX, check_code
 from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
 from antiphase.models.schemes.robustbench import leaderboard
-from antiphase.report.table import Field, Table
+from antiphase.report.table import Field, OnConsole, Table
 from antiphase.terminal import console, say
 
 # of the machine and the day, not of the models
@@ -61,12 +61,7 @@ class Verification:
 
 @validated
 def verify(card: str | Path, **options: Any) -> Verification:
-    """Measure again what a robustness card says and compare, as ``antiphase verify`` does.
-
-    ``card`` is ``card.json``, the directory of the audit that wrote it, or ``"robustbench:NAME"``; ``options`` are the
-    command's. Hashes of
-    weights and data come first: if one differs, nothing is attacked.
-    """
+    """Measure again what a robustness card says and compare, as ``antiphase verify`` does with these ``options``."""
     return _verified(VerifyOptions(card=Path(card), **options))
 
 
@@ -78,7 +73,7 @@ def answer(options: VerifyOptions, _: str) -> Answer:
             (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row) for row in found.differences
         )
         rows = tuple(tuple(map(Field, row)) for row in texts)
-        console().print(Table("differences", "", Disagreement._fields, rows, "").console())
+        console().print(OnConsole(Table("differences", "", Disagreement._fields, rows, "")))
     for note in found.notes if not found.confirmed else ():
         say(f"note: {note}")
     say(repr(found))
@@ -102,9 +97,9 @@ def _verified(options: VerifyOptions) -> Verification:
         repeated = _repeated(card, options, options.out or Path(temporary, "run"))
         if reason := _other_inputs(card, *fingerprints(repeated)):
             return Verification(card, card.name, reason)
-        again = card_of_run(find_command(kind).measure(repeated, f"antiphase verify {options.card}", stored=stored))
-    assert again is not None
-    one, two = (dict(_numbers(made.content())) for made in (card, again))
+        result, _ = find_command(kind).measure(repeated, f"antiphase verify {options.card}", stored=stored)
+        again = card_of_run(result)
+    one, two = (dict(_numbers(made.model_dump(mode="json"))) for made in (card, again))
     differences = tuple(
         Disagreement(place, one.get(place), two.get(place))
         for place in dict.fromkeys([*one, *two])
@@ -123,8 +118,8 @@ def _of_leaderboard(options: VerifyOptions, name: str) -> Verification:
     about |= {"device": options.device, "quiet": options.quiet}
     with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
         attack = AttackOptions(model=(f"{SCHEME}{name}",), out=options.out or Path(temporary, "run"), **about)
-        card = card_of_run(find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored))
-    assert card is not None
+        result, _ = find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored)
+        card = card_of_run(result)
     (model,) = card.models
     measured = {"clean_accuracy": model.clean_accuracy, "robust_accuracy": model.rates[0].robust_accuracy}
     printed = {"clean_accuracy": entry.clean, "robust_accuracy": entry.robust}

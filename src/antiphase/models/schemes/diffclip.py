@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from antiphase.data.hub import offline_at_once
-from antiphase.errors import UserError, shown
+from antiphase.errors import UserError
 from antiphase.models.checkpoints import State, as_config, load_into, read_state
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip
 from antiphase.models.schemes.scheme import Wanted, downloading, scheme
@@ -44,6 +44,9 @@ _DIFFERENTIAL: dict[str, Any] = {
     "norm.weight": "diff_norm.weight",
     **{f"lam.{name}": f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")},
 }
+# of differential towers, what the authors' code computes
+_EXPRESSED = {"attention": "differential", "parameterisation": "vector", "head_norm": True, "rescale": True}
+_EXPRESSED |= {"bias": True, "lambda_max": None, "temperature": 1.0, "output_gate": False}
 
 
 def read_released(name: str | Path) -> State:
@@ -73,7 +76,7 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
         elif f"{prefix}qkv.weight" not in state and f"{prefix}in_proj_weight" not in state:
             raise UserError(f"{source}: no attention under {prefix}*; {_LAYOUT}")
     if differential and lambda_init is None:
-        fix = "pass lambda_init=0.8 for a constant λ_init, or lambda_init='depth' for DiffCLIP*"
+        fix = "write #lambda_init=0.8 behind its name for a constant λ_init, or #lambda_init=depth for DiffCLIP*"
         raise UserError(f"{source}: λ_init missing, the file does not contain it; {fix}")
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
@@ -116,11 +119,6 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
                 raise UserError(f"{source}: {', '.join(theirs)} have different shapes; {_LAYOUT}")
             mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return mine | left
-
-
-# of differential towers, what the authors' code computes
-_EXPRESSED = {"attention": "differential", "parameterisation": "vector", "head_norm": True, "rescale": True}
-_EXPRESSED |= {"bias": True, "lambda_max": None, "temperature": 1.0, "output_gate": False}
 
 
 def to_released(model: CLIP) -> State:
@@ -178,15 +176,10 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
         raise UserError(f"{spec}: expected #lambda_init=0.8 (or another number), or =depth") from None
 
 
-@scheme(
-    "diffclip:PATH#lambda_init=0.8", "a released checkpoint of DiffCLIP or its baseline, a file or a hub repository"
-)
+@scheme("diffclip:PATH#lambda_init=0.8", "a released DiffCLIP or its baseline, a file or a hub repository")
 def _diffclip(wanted: Wanted) -> nn.Module:
     name, _, setting = wanted.name.partition("#")
-    lambda_init = wanted.lambda_init
-    if setting and lambda_init is not None:
-        raise UserError(f"{wanted.spec}: lambda_init {shown(lambda_init)} is given twice; leave one out")
-    lambda_init = read_lambda_init(wanted.spec, setting) if setting else lambda_init
+    lambda_init = read_lambda_init(wanted.spec, setting) if setting else None
     path = local_checkpoint(name)
     if path is None:
         fix = "give a path, or download it on a machine with network access"

@@ -4,7 +4,7 @@ import importlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from antiphase.data.hub import OFFLINE, offline_at_once
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models import preprocessing
 from antiphase.models.checkpoints import check_finite, load_into, read_state
-from antiphase.models.clip import Embeddings, TokenIds
+from antiphase.models.clip import Embeddings, Texts
 from antiphase.models.preprocessing import Images, Normalized, Preprocessing
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
@@ -53,11 +53,7 @@ def _timm(wanted: Wanted) -> nn.Module:
     return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag, others)
 
 
-@scheme(
-    "torchvision:NAME",
-    "any torchvision classifier, with its default weights, those of NAME.WEIGHTS or of NAME@FILE",
-    random=True,
-)
+@scheme("torchvision:NAME", "any torchvision classifier; NAME.WEIGHTS or NAME@FILE for other weights", random=True)
 def _torchvision(wanted: Wanted) -> nn.Module:
     from torchvision import models  # a second to import
 
@@ -154,7 +150,7 @@ class OpenClip(ForeignDual):
     def encode_image(self, images: Images, normalize: bool = False) -> Embeddings:
         return self.model.encode_image(self.normalize(images), normalize=normalize)
 
-    def encode_text(self, texts: Sequence[str] | TokenIds, normalize: bool = False) -> Embeddings:
+    def encode_text(self, texts: Texts, normalize: bool = False) -> Embeddings:
         tokens = texts if isinstance(texts, Tensor) else self.tokenizer(list(texts))
         return self.model.encode_text(tokens.to(self.logit_scale.device), normalize=normalize)
 
@@ -171,11 +167,7 @@ def quiet_logging(name: str | None = None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-@scheme(
-    "open_clip:NAME/TAG",
-    "any open_clip model, with the pretrained weights TAG, those of open_clip:NAME@FILE, or an exported directory",
-    random=True,
-)
+@scheme("open_clip:NAME/TAG", "any open_clip model, also of a file, NAME@FILE, or an exported directory", random=True)
 def _open_clip(wanted: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
@@ -246,7 +238,7 @@ class HuggingFaceDual(ForeignDual):
         output = self.model.get_image_features(pixel_values=self.normalize(images))
         return getattr(output, "pooler_output", output)  # transformers 5 returns more than a tensor
 
-    def encode_text(self, texts: Sequence[str] | TokenIds) -> Embeddings:
+    def encode_text(self, texts: Texts) -> Embeddings:
         if isinstance(texts, Tensor):
             tokens: Any = {"input_ids": texts.to(self.logit_scale.device)}
         elif self.tokenizer is None:
@@ -269,9 +261,7 @@ def import_extra(name: str, what: str) -> Any:
         raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
-@scheme(
-    "hf:ORG/NAME", "an image classifier or dual encoder of transformers: from the hub, or hf:DIRECTORY", random=True
-)
+@scheme("hf:ORG/NAME", "a classifier or dual encoder of transformers, on the hub or in a directory", random=True)
 def _hugging_face(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
     transformers = import_extra("transformers", spec)
@@ -356,13 +346,10 @@ def _processor(transformers: Any, place: str, spec: str) -> Any:
 def quiet(transformers: Any) -> Iterator[None]:
     """Silence the progress bars and messages of transformers and of the hub's client."""
     ours, bars = transformers.utils.logging, transformers.utils.logging.is_progress_bar_enabled()
-    level = ours.get_verbosity()
-    ours.set_verbosity_error()
     ours.disable_progress_bar()
     try:
-        with quiet_logging("huggingface_hub"):
+        with quiet_logging("transformers"), quiet_logging("huggingface_hub"):
             yield
     finally:
-        ours.set_verbosity(level)
         if bars:
             ours.enable_progress_bar()

@@ -75,9 +75,7 @@ def code_content(name: str) -> str:
     return digest(*parts)[:16] if parts else ""
 
 
-@scheme(
-    "python:FILE:CALLABLE", "your own model: what a function of a Python file or module returns; the file is executed"
-)
+@scheme("python:FILE:CALLABLE", "your own model: what a function of a file or module returns; the file is executed")
 def _python(wanted: Wanted) -> nn.Module:
     spec = wanted.spec
     where, function, settings = split_spec(wanted.name)
@@ -127,9 +125,7 @@ def _file_of(where: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _built(
-    spec: str, folder: Path, module: ModuleType, path: str, settings: dict[str, Any]
-) -> tuple[nn.Module, str | None]:
+def _built(spec: str, folder: Path, module: ModuleType, path: str, settings: dict[str, Any]) -> tuple[nn.Module, Any]:
     try:
         build = operator.attrgetter(path)(module)
     except AttributeError:

@@ -31,14 +31,10 @@ class Entry:
 
     name: str
     data: str
-    threat: str  # "Linf" or "L2"
+    norm: str  # "linf" or "l2"
     eps: float
     clean: float
     robust: float
-
-    @property
-    def norm(self) -> str:
-        return _NORMS[self.threat]
 
 
 def parts_of(name: str) -> tuple[str, str, str]:
@@ -64,7 +60,7 @@ def leaderboard(name: str) -> Entry:
     check_known(model, list(rows), "RobustBench's leaderboard has no model", "its README has the table")
     assert section is not None
     above, _, below = section["eps"].partition("/")
-    return Entry(model, data, threat, float(above) / float(below or 1), *rows[model])
+    return Entry(model, data, _NORMS[threat], float(above) / float(below or 1), *rows[model])
 
 
 @scheme("robustbench:NAME", "a model of RobustBench, with its package installed; NAME or DATA/THREAT/NAME")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from antiphase.modules import advice, device_of
 ImageShape = tuple[int, int, int]  # channels, height, width
 _SIDES = (8, 16, 28, 32, 48, 64, 96, 112, 128, 144, 160, 192, 224, 240, 256, 288, 320, 336, 384, 448, 512)
 _USUAL = 224  # of a model that takes any
+_NAMED = re.compile(r"(?:(\w[\w .+-]*)=)?(.*?)(?:@seed=(\d{1,18}))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,16 @@ class Wanted:
     name: str  # its part after the scheme
     random_weights: bool = False  # build the model with random weights, without a download
     seed: int = 0  # of these weights
-    lambda_init: float | Literal["depth"] | None = None  # λ_init of a checkpoint that does not contain it
     as_built: bool = False  # return what a user's code builds as it is; it may take no images
 
     def split(self) -> tuple[str, str]:
         name, _, file = self.name.partition("@")
         return name, file
 
-    def loaded(
-        self, model: Model, name: str, num_classes: int = 0, used: Preprocessing | None = None, **facts: Any
-    ) -> Model:
+    def loaded(self, model: Model, name: str, count: int = 0, used: Preprocessing | None = None, **facts: Any) -> Model:
         """Return the model in evaluation mode with its card: ``used``, its preprocessing, and other ``facts``."""
         shape = used.image_shape if used else (0, 0, 0)
-        facts = {"image_shape": shape, "preprocessing": used, "num_classes": num_classes} | facts
+        facts = {"image_shape": shape, "preprocessing": used, "num_classes": count} | facts
         seed = self.seed if self.random_weights else None
         return with_card(model, ModelCard(name, self.spec, attention_kind(model), seed, **facts))
 
@@ -71,9 +69,6 @@ class NamedSpec(NamedTuple):
     name: str  # empty if there is none
     spec: str
     seed: int | None
-
-
-_NAMED = re.compile(r"(?:(\w[\w .+-]*)=)?(.*?)(?:@seed=(\d{1,18}))?", re.DOTALL)
 
 
 def named_spec(text: str) -> NamedSpec:

@@ -20,7 +20,8 @@ from antiphase.attacks.threat import Threat
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import AGAIN, measure
 from antiphase.commands.sense import SenseOptions
-from antiphase.commands.sense.run import ABOUT_SCHEMA, Part, Rows, rows_of, sense
+from antiphase.commands.sense.run import Part, Rows, rows_of, sense
+from antiphase.evaluation.rates import MODEL_SCHEMA
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
@@ -165,7 +166,7 @@ class Margin(Measurement):
         return about.hstack(pl.concat(frames)).with_columns(pl.col(pl.Float64).fill_nan(None))
 
 
-_RADIUS_SCHEMA = ABOUT_SCHEMA | dict.fromkeys(("sample", "prediction"), pl.Int64)
+_RADIUS_SCHEMA = MODEL_SCHEMA | dict.fromkeys(("sample", "prediction"), pl.Int64)
 _RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
 """``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
 

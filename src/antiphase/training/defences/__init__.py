@@ -22,22 +22,18 @@ from antiphase.streams import generator
 SHARE, EVERY = 16, 2
 _LEAST = 4  # images, of small batches
 _OF_MAPS = ("maps", "two maps")
+Strengths = Mapping[str, float]  # by the name of the defence
 
 
 @dataclass(frozen=True)
 class Defence:
-    """A defence, as registered in :data:`antiphase.registry.DEFENCES`.
+    """A defence, as registered in :data:`antiphase.registry.DEFENCES`; its strength is less than ``below``.
 
-    Attributes:
-        term: what the strength times is added to the loss; of a defence that is the whole loss, also a function of the
-            strength; None: it acts on the weights.
-        acts_on: what it changes.
-        needs: ``"maps"``: a model with attention of this package; ``"two maps"``: a differential one; ``"adversary"``:
-            adversarial training. None: nothing.
-        below: what the strength must be less than.
+    ``term`` of a step is added to the loss times the strength; as the whole loss, it is a function of the strength,
+    too. ``needs`` is a model with attention of this package (``"maps"``), a differential one, or an adversary.
     """
 
-    term: Callable[..., Tensor] | None = None
+    term: Callable[..., Tensor] | None = None  # None: it acts on the weights
     acts_on: Literal["loss", "whole loss", "weights", "average"] = "loss"
     needs: Literal["maps", "two maps", "adversary"] | None = None
     below: float = math.inf
@@ -103,8 +99,7 @@ class Step:
 
     def probe(self, layer: int, like: Tensor) -> Tensor:
         """Return N(0, 1) numbers, of this step and layer, shaped as a map."""
-        draws = torch.randn(like.shape, generator=generator(self.seed, "defence", self.number, layer))
-        return draws.to(like)
+        return torch.randn(like.shape, generator=generator(self.seed, "defence", self.number, layer)).to(like)
 
 
 class _AllSeen(Exception):
@@ -116,21 +111,22 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "maps") and hasattr(module, "layout")]
 
 
-def in_use(strengths: Mapping[str, float]) -> dict[str, float]:
+def in_use(strengths: Strengths) -> dict[str, float]:
     """Return the defences that have an effect: those of strength 0 have none, unless they are the whole loss."""
     whole = {name for name in strengths if find(DEFENCES, name, "defence").acts_on == "whole loss"}
     return {name: strength for name, strength in strengths.items() if strength or name in whole}
 
 
-def defended_loss(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Tensor:
+def defended_loss(step: Step, strengths: Strengths, warm: float = 1.0) -> Tensor:
     """Return the mean cross-entropy of a step with what each defence adds, its strength multiplied by ``warm``."""
-    chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
-    whole = [warm * strengths[name] for name, one in chosen.items() if one.acts_on == "whole loss"]
-    (term,) = [one.term for one in chosen.values() if one.acts_on == "whole loss"] or [_cross_entropy]
-    return sum(penalties(step, strengths, warm), term(step, *whole))
+    loss = None
+    for name, strength in strengths.items():
+        if (one := find(DEFENCES, name, "defence")).acts_on == "whole loss":
+            loss = one.term(step, warm * strength)
+    return sum(penalties(step, strengths, warm), F.cross_entropy(step.output, step.labels) if loss is None else loss)
 
 
-def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> Iterator[Tensor]:
+def penalties(step: Step, strengths: Strengths, warm: float = 1.0) -> Iterator[Tensor]:
     """Yield what each defence adds to the loss at a step."""
     for name, strength in strengths.items():
         one: Defence = find(DEFENCES, name, "defence")
@@ -139,14 +135,13 @@ def penalties(step: Step, strengths: Mapping[str, float], warm: float = 1.0) -> 
             yield times * warm * strength * one.term(step)
 
 
-def share_of_time(begin: Callable[[int], Step], strengths: Mapping[str, float]) -> float:
+def share_of_time(begin: Callable[[int], Step], strengths: Strengths) -> float:
     """Return the share of a step's time, for loss and gradient, that the defences take, in [0, 1].
 
-    ``begin`` returns the step of a number, on the same images. The time of the adversary, and of AWP's second pass, is
-    not in it.
+    ``begin`` returns the step of a number. The time of the adversary, and of AWP's second pass, is not in it.
     """
 
-    def seconds(strengths: Mapping[str, float]) -> float:
+    def seconds(strengths: Strengths) -> float:
         began = time.process_time()
         for number in range(2 * EVERY):
             step = begin(number)
@@ -158,23 +153,14 @@ def share_of_time(begin: Callable[[int], Step], strengths: Mapping[str, float]) 
     return max(0.0, 1.0 - without / seconds(strengths))
 
 
-def values(step: Step, strengths: Mapping[str, float]) -> dict[str, float]:
+def values(step: Step, strengths: Strengths) -> dict[str, float]:
     """Return the value of each term that is added to the loss, at one step, by the defence's name."""
     chosen = {name: find(DEFENCES, name, "defence") for name in strengths}
     return {name: float(one.term(step).detach()) for name, one in chosen.items() if one.acts_on == "loss"}
 
 
-def _cross_entropy(step: Step) -> Tensor:
-    return F.cross_entropy(step.output, step.labels)
-
-
-def check_defences(
-    strengths: Mapping[str, float], model: nn.Module | None, adversarial: bool, clip: bool = False
-) -> None:
-    """Refuse defences that are unknown, cannot be combined, or that the model (None: not known yet) cannot have.
-
-    A CLIP's are penalties on the maps of its image tower, which ``model`` is then.
-    """
+def check_defences(strengths: Strengths, model: nn.Module | None, adversarial: bool, clip: bool = False) -> None:
+    """Refuse defences that are unknown or that the model (None: not known yet; a CLIP's image tower) cannot have."""
     chosen: dict[str, Defence] = {name: find(DEFENCES, name, "defence") for name in strengths}
     whole = [name for name, one in chosen.items() if one.acts_on == "whole loss"]
     if len(whole) > 1:
@@ -188,8 +174,7 @@ def check_defences(
             penalties = [key for key in DEFENCES if find(DEFENCES, key, "defence").needs in _OF_MAPS]
             raise UserError(f"defend {name}: is of classifiers; expected one of {', '.join(penalties)}")
         if one.needs == "adversary" and not adversarial:
-            fix = "give --adversarial too, such as 2/255"
-            raise UserError(f"defend {name}: learns from perturbed images; {fix}")
+            raise UserError(f"defend {name}: learns from perturbed images; give --adversarial too, such as 2/255")
         if model is None or one.needs not in _OF_MAPS:
             continue
         layers, has = attention_modules(model), "no attention whose maps can be seen"

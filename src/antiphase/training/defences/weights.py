@@ -1,6 +1,6 @@
 """Defences that act on the weights: their moving average, and training at nearby weights that raise the loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,11 +33,7 @@ def keep_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 @contextmanager
 def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Put the averages in place of the weights, where there are any."""
-    held = [
-        (weight, weight.detach().clone())
-        for weight in _weights(optimizer)
-        if _AVERAGE in optimizer.state.get(weight, {})
-    ]
+    held = [(w, w.detach().clone()) for w in _weights(optimizer) if _AVERAGE in optimizer.state.get(w, {})]
     try:
         with torch.no_grad():
             for weight, _ in held:
@@ -56,11 +52,7 @@ def adversarial_weights(model: nn.Module, size: float) -> Iterator[None]:
     Source: D. Wu, S.-T. Xia, Y. Wang, *Adversarial Weight Perturbation Helps Robust Generalization*, NeurIPS 2020,
     equation (8), with one step.
     """
-    moved: Sequence[tuple[nn.Parameter, Tensor]] = [
-        (weight, weight.detach().clone())
-        for weight in model.parameters()
-        if weight.ndim > 1 and weight.grad is not None and bool(weight.grad.any())
-    ]
+    moved = [(w, w.detach().clone()) for w in model.parameters() if w.ndim > 1 and w.grad is not None and w.grad.any()]
     with torch.no_grad():
         for weight, own in moved:
             gradient = weight.grad

@@ -1,4 +1,4 @@
-"""Penalties on gradients: of the maps of every layer, of the softmax, and of the loss in the pixels."""
+"""Losses of defences: penalties on gradients of maps, softmax and loss; and TRADES and MART, which are whole losses."""
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +33,8 @@ def _products(step: Step) -> Tensor:
         if maps.negative is None or maps.lam is None:
             continue
         probe = step.probe(layer, maps.positive)
-        one, two = (
-            torch.autograd.grad(branch, x, probe, create_graph=True)[0] for branch in (maps.positive, maps.negative)
-        )
+        both = maps.positive, maps.negative
+        one, two = (torch.autograd.grad(branch, x, probe, create_graph=True)[0] for branch in both)
         sums = [(a * b).sum() / len(x) for a, b in ((one, one), (two, two), (one, two))]
         rows.append(torch.stack([*sums, maps.lam.abs().mean()]))
     return torch.stack(rows)
@@ -67,12 +66,9 @@ def jasmin(step: Step) -> Tensor:
     That the mean over rows is taken is our choice: the paper was not at hand to compare. DINT's second map, whose
     rows are no softmax, is left out.
     """
-    branches = [
-        branch
-        for (module, _, _), (maps, _) in zip(step.layers, step.maps, strict=True)
-        for branch in (maps.positive, None if module.integral else maps.negative)
-        if branch is not None
-    ]
+    branches: list[Tensor] = []
+    for (module, _, _), (maps, _) in zip(step.layers, step.maps, strict=True):
+        branches += [maps.positive, *([] if module.integral or maps.negative is None else [maps.negative])]
     return torch.stack([_bound(branch).log().mean() for branch in branches]).mean()
 
 
@@ -95,8 +91,39 @@ def input_gradient(step: Step) -> Tensor:
     return gradient.square().sum() / len(x)
 
 
+def trades(step: Step, strength: float) -> Tensor:
+    """Return CE(f(x), y) + β·KL(f(x) ‖ f(x′)), β the strength, averaged over the images.
+
+    x′ is what the recipe's adversary found, which maximises the cross-entropy; the authors maximise the divergence.
+    Source: H. Zhang et al., *Theoretically Principled Trade-off between Robustness and Accuracy*, ICML 2019, equation
+    (5).
+    """
+    clean = step.clean_output
+    return F.cross_entropy(clean, step.labels) + strength * _divergence(clean, step.output).mean()
+
+
+def mart(step: Step, strength: float) -> Tensor:
+    """Return BCE(f(x′), y) + λ·KL(f(x) ‖ f(x′))·(1 − p_y(x)), λ the strength, averaged over the images.
+
+    BCE = −ln p_y(x′) − ln(1 − max over k ≠ y of p_k(x′)), with 1.0001 for 1 as in the authors' code. Source: Y. Wang et
+    al., *Improving Adversarial Robustness Requires Revisiting Misclassified Examples*, ICLR 2020, equation (11).
+    """
+    labels, clean = step.labels[:, None], step.clean_output
+    others = step.output.softmax(1).scatter(1, labels, 0.0).amax(1)
+    boosted = F.cross_entropy(step.output, step.labels, reduction="none") - (1.0001 - others).log()
+    doubt = 1.0 - clean.softmax(1).gather(1, labels)[:, 0]
+    return (boosted + strength * doubt * _divergence(clean, step.output)).mean()
+
+
+def _divergence(clean: Tensor, perturbed: Tensor) -> Tensor:
+    log_p, log_q = clean.log_softmax(1), perturbed.log_softmax(1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+
+
 MAP_JACOBIAN = Defence(map_jacobian, needs="maps")
 ALIGNMENT_HINGE = Defence(alignment_hinge, needs="two maps")
 LAMBDA_RHO = Defence(lambda_rho, needs="two maps")
 JASMIN = Defence(jasmin, needs="maps")
 INPUT_GRADIENT = Defence(input_gradient)
+TRADES = Defence(trades, "whole loss", "adversary")
+MART = Defence(mart, "whole loss", "adversary")
