@@ -153,7 +153,7 @@ def test_pairs_of_seeds_are_averaged(tmp_path, make_run, make_rows):
     (headline,) = stored.headlines()
     mean = stored.mean_comparisons.row(1, named=True)
     assert stored.mean_comparisons["decided"].to_list() == [1, 1, 1]
-    assert headline.title.startswith(f"diffvit is broken more often than vit: {100 * mean['value']:+.1f} points [")
+    assert headline.title.startswith(f"diffvit is broken more often than vit: {100 * mean['difference']:+.1f} points [")
     assert headline.line.endswith("at ε = 1/255 (8 seeds, 60 images, L∞ PGD-20)")
     dots = [line for line in headline.plot().figure.axes[0].lines if line.get_marker() == "o"]
     assert [len(line.get_xdata()) for line in dots] == [8, 8, 8]

@@ -49,7 +49,7 @@ def test_console_shows_families_by_their_means_with_the_answer_first(seeds):
         assert f"{100 * mean['value']:.1f}" in text
         assert f"[{100 * mean['low']:.1f}, {100 * mean['high']:.1f}]" in text
     for mean in run.mean_comparisons.iter_rows(named=True):
-        assert f"{100 * mean['value']:+.1f}".replace("-", "−") in text
+        assert f"{100 * mean['difference']:+.1f}".replace("-", "−") in text
 
 
 def test_console_spreads_many_eps_over_blocks(tmp_path, make_run, make_rows):

@@ -97,7 +97,7 @@ def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
     comparisons = comparisons.with_row_index("place")
     blocks = [comparisons.clear().with_columns(decided=pl.lit(0, pl.Int64))]
     for _, block in comparisons.group_by(*sides, "attack", "norm", maintain_order=True):
-        numbers = block.select("difference" if single else "value", "low", "high", "n").rows()
+        numbers = block.select("difference", "low", "high", "n").rows()
         p_values = block["p_value"].to_list() if single else None
         signs = decide([intervals.Estimate(*row) for row in numbers], p_values, seeds=1 if single else numbers[0][3])
         blocks.append(block.with_columns(decided=pl.Series(signs, dtype=pl.Int64)))
@@ -158,7 +158,8 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
     keys = ["family", "against_family", *_CELL]
     pairs = comparisons.with_columns(family=_family("model", families), against_family=_family("against", families))
     unshared = [pl.col(side).n_unique().over(keys) == pl.len().over(keys) for side in ("model", "against")]
-    return over_seeds(pairs.filter(*unshared), keys, "difference", intervals.as_difference)
+    means = over_seeds(pairs.filter(*unshared), keys, "difference", intervals.as_difference)
+    return means.rename({"value": "difference"})
 
 
 def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:

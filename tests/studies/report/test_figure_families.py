@@ -76,7 +76,7 @@ def test_mean_difference_counts_pairs_as_seeds():
     pairs = [comparison("d-0", "v-0", 0.2), comparison("d-1", "v-1", 0.3)]
     means = family_comparisons(pl.DataFrame(pairs, schema=COMPARISON_SCHEMA), by_seed(TWO_SEEDS))
     assert means.select("family", "against_family", "n").rows() == [("d", "v", 2)]
-    assert means["value"][0] == pytest.approx(0.25)
+    assert means["difference"][0] == pytest.approx(0.25)
 
 
 def test_pairs_that_share_a_model_are_no_seeds_of_their_own():

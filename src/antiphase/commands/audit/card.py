@@ -241,7 +241,7 @@ def card_of_run(result: Any) -> RobustnessCard:
     options, settings = run["options"], run["settings"]
     models = [family.name for family in result.families if not {*family.models} <= twins]
     against = [family.name for family in result.families if {*family.models} & twins]
-    means = result.mean_comparisons.rename({"value": "difference", "n": "seeds"})
+    means = result.mean_comparisons.rename({"n": "seeds"})
     content = {
         "name": " against ".join(", ".join(side) for side in (models, against) if side),
         "command": result.kind,
@@ -314,9 +314,7 @@ def card_markdown(card: RobustnessCard) -> str:
 def _decided(differences: Sequence[Any], **more: int) -> list[tuple[Any, str]]:
     if not differences:
         return []
-    frame = pl.DataFrame([row.model_dump() | more for row in differences])
-    if "seeds" in frame.columns:
-        frame = frame.rename({"difference": "value", "seeds": "n"})
+    frame = pl.DataFrame([row.model_dump() | more for row in differences]).rename({"seeds": "n"}, strict=False)
     words = ({1: "higher", -1: "lower", 0: "no"}[sign] for sign in with_decisions(frame)["decided"])
     return list(zip(differences, words, strict=True))
 

@@ -135,8 +135,7 @@ class AuditResult(Result):
         return lines
 
     def headlines(self) -> list[Headline]:
-        means = self.mean_comparisons.rename({"value": "difference"})
-        means = dict(means.group_by(_FAMILIES, maintain_order=True))
+        means = dict(self.mean_comparisons.group_by(_FAMILIES, maintain_order=True))
         singles = {
             pair: ([pair], frame)
             for pair, frame in self.comparisons.group_by(_PAIR, maintain_order=True)
@@ -311,8 +310,7 @@ class AuditResult(Result):
             images = words.percent_range(entry["image_low"], entry["image_high"])
             return replace(field, notes=(f"{images} images", f"{field.notes[0]} seeds"))
 
-        means = self.mean_comparisons.rename({"value": "difference"})
-        return self._tables("differences", self.comparisons, means, _PAIR, field)
+        return self._tables("differences", self.comparisons, self.mean_comparisons, _PAIR, field)
 
     def _tables(
         self, name: str, single: pl.DataFrame, means: pl.DataFrame, sides: list[str], field: FieldOf
