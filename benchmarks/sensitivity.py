@@ -18,8 +18,9 @@ import math
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -32,7 +33,16 @@ import antiphase as ap
 from antiphase.models import diffvit
 from antiphase.processes import keep_freed_memory
 from antiphase.sensitivity import Gram, align
-from antiphase.sensitivity.alignment import cotangent_grams, direction_grams, random_directions, token_grams
+from antiphase.sensitivity.alignment import (
+    Subtracted,
+    _cotangents,
+    _layer_gram,
+    direction_grams,
+    random_directions,
+    token_grams,
+)
+from antiphase.sensitivity.layers import Layer, gradients, leaf
+from antiphase.sensitivity.maps import attention_layers
 from antiphase.streams import key, sample_keys
 
 Options = argparse.Namespace
@@ -132,6 +142,24 @@ def directions(options: Options, found: dict[str, Line]) -> Line:
         "peak GB": memory,
         "asked GB": "below 6",
     }
+
+
+def cotangent_grams(model: nn.Module, images: Tensor, keys: Tensor) -> Iterator[tuple[Layer, Gram]]:
+    """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
+
+    Their shape is (batch, heads, probes). Each layer, head, branch and probe costs a pass back through earlier layers.
+    """
+    images = leaf(images)
+
+    def pulled(branch: Subtracted, layer: Layer, v: Tensor) -> Tensor:
+        heads = branch.vjp(v).unbind(1)
+        return torch.stack([torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads], 1)
+
+    for layer in attention_layers(model, images, graph=True):
+        with gradients(enabled=False):
+            probes = _cotangents(layer.positive.attention, keys)
+            gram = Gram.stack([_layer_gram(layer, partial(pulled, layer=layer, v=v)) for v in probes])
+        yield layer, gram
 
 
 def cotangents(options: Options, found: dict[str, Line]) -> Line:

@@ -214,7 +214,7 @@ CALLS = {
     sensitivity.power_iteration: {"f": curve, "x": POINTS, "steps": 1, "seed": 0, "tolerance": 0.1},
     sensitivity.uniform_sampling: {"f": curve, "x": POINTS, "eps": 0.1, "samples": 1, "seed": 0},
     sensitivity.local_maximum: {"f": curve, "x": POINTS, "eps": 0.1, "points": 1, "steps": 1, "seed": 0},
-    sensitivity.gradient_ascent: {"f": curve, "x": POINTS, "eps": 0.1, "steps": 1, "samples": 1, "power_steps": 1},
+    sensitivity.gradient_ascent: {"f": curve, "x": POINTS, "eps": 0.1, "steps": 1},
     sensitivity.stage_norms: {
         "model": VIT,
         "images": IMAGES.expand(3, 2, 4, 4).repeat(1, 1, 2, 2),

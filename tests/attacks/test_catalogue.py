@@ -36,7 +36,6 @@ def test_parse_settings_reads_what_the_function_takes(name, texts, settings):
         ("pgd", "step_size=1/0", "step_size '1/0': expected a number above 0 or None"),
         ("pgd", "random_start=2", "random_start '2': expected True or False"),
         ("pgd", "schedule=square", "schedule 'square': expected 'constant', 'linear' or 'cosine'"),
-        ("apgd-ce", "budgets=0.1", "attack 'apgd-ce' has no setting 'budgets'"),
     ],
 )
 def test_parse_settings_rejects_in_one_line(name, text, message):

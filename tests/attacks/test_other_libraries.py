@@ -50,25 +50,6 @@ def _linear(count=31):
     return model, images, eps, least < eps
 
 
-def test_a_context_goes_with_the_images_of_a_batch():
-    model, images, which = toys.Asked(), toys.images(9), torch.arange(9) % 3
-    run = {"context": which, "batch_size": 1}
-    found = run_foreign(_sign_step, model, images, None, Threat("linf", EPS), **run)
-    clean = model(images, which)
-    assert torch.equal(found.label, clean.argmax(1))
-    loss = nn.functional.cross_entropy(model(x := images.clone().requires_grad_(), which), found.label, reduction="sum")
-    stepped = images + EPS * torch.autograd.grad(loss, x)[0].sign()
-    assert torch.equal(found.success, model(stepped, which).argmax(1) != found.label)
-    assert 0 < found.asr < 1
-
-    def halves(asked, clean, label):
-        asked(clean[:2])
-        return clean
-
-    with pytest.raises(UserError, match="asks about 2 of 9 images, each with a context of its own: attack with batch_"):
-        run_foreign(halves, model, images, None, Threat("linf", EPS), context=which)
-
-
 def test_verdicts_are_those_of_the_closed_form_and_of_our_pgd():
     model, images, eps, falls = _linear()
     threat = Threat("linf", eps)

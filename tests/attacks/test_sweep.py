@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from antiphase.attacks import Threat, apgd, fab, pgd, square, sweep
+from antiphase.attacks import Threat, apgd, fab, pgd, sweep
 from antiphase.attacks.autoattack import autoattack_ensemble
 from antiphase.attacks.sweep import Ensemble, Stage
 from antiphase.errors import UserError
@@ -136,71 +136,6 @@ def test_down_takes_an_infinite_budget(victim):
     assert [result.asr for result in down] == sorted(result.asr for result in down)
     with pytest.raises(UserError, match="eps inf: APGD needs a finite ε"):
         sweep(Ensemble("two", (first, second)), *victim, None, THREAT, [0.1, float("inf")], nested="down")
-
-
-@pytest.mark.parametrize(
-    ("attack", "settings"),
-    [
-        (apgd, {"steps": 8}),
-        (apgd, {"steps": 5, "targets": 2}),
-        (fab, {"steps": 30, "targets": 2}),
-        (square, {"queries": 60}),
-    ],
-)
-@pytest.mark.parametrize(("norm", "precision"), [("linf", "bf16"), ("l2", "float32")])
-def test_budgets_of_their_own_are_those_of_runs_apart(victim, attack, settings, norm, precision):
-    model, images = victim
-    model = toys.Coarse(steps=8) if precision == "bf16" else model  # rounds, so that failures by a hair are tried again
-    scale = 1 if norm == "linf" else 8
-    budgets = torch.tensor([EPS[position % 3] * scale for position in range(len(images))], dtype=torch.float64)
-    together = attack(
-        model,
-        images,
-        None,
-        Threat(norm, EPS[-1] * scale),
-        budgets=budgets,
-        batch_size=7,
-        precision=precision,
-        **settings,
-    )
-    assert 0 < together.asr < 1
-    assert together.settings["budgets"] == budgets.tolist()
-    for eps in EPS[:3]:
-        at = (budgets == eps * scale).nonzero().flatten()
-        alone = attack(model, images[at], None, Threat(norm, eps * scale), ids=at, precision=precision, **settings)
-        for name in ARRAYS:
-            assert torch.equal(getattr(together, name)[at], getattr(alone, name)), name
-
-
-@pytest.mark.parametrize(
-    ("budgets", "message"),
-    [
-        (torch.full((36,), 0.1), r"budgets of shape \(36,\) and torch.float32: expected one per sample, \(37,\)"),
-        (torch.ones(37, dtype=torch.int64), "budgets of shape .* and torch.int64"),
-        ([0.1] * 37, "budgets of type list: expected a torch tensor"),
-        (torch.full((37,), 0.3), "budgets 0.3: expected at least 0 and at most the threat's ε, 0.2"),
-        (torch.full((37,), -1.0), "budgets -1: expected at least 0 and at most the threat's ε, 0.2"),
-        (torch.full((37,), torch.nan), "budgets nan: expected at least 0 and at most the threat's ε"),
-    ],
-)
-def test_budgets_that_are_none(victim, budgets, message):
-    with pytest.raises(UserError, match=message):
-        apgd(*victim, None, Threat("linf", 0.2), budgets=budgets)
-
-
-def test_budgets_beside_an_infinite_one(victim):
-    with pytest.raises(UserError, match="budgets with an infinite ε: expected a finite ε"):
-        fab(*victim, None, Threat("linf", float("inf")), budgets=torch.full((37,), 0.1))
-
-
-def test_a_budget_may_be_the_threats_rounded(victim):
-    eps = 8 / 255
-    budgets = torch.full((37,), eps)
-    assert float(budgets[0]) > eps
-    _same(
-        apgd(*victim, None, Threat("linf", eps), steps=2, budgets=budgets),
-        apgd(*victim, None, Threat("linf", eps), steps=2),
-    )
 
 
 def test_an_attack_for_the_nearest_example_runs_once(victim):

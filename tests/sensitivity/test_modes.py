@@ -37,7 +37,6 @@ GENERATORS = {
     "attention_layers": lambda model: sensitivity.attention_layers(model, images()),
     "token_grams": lambda model: sensitivity.token_grams(model, images(), keys(), exact=False),
     "direction_grams": lambda model: sensitivity.direction_grams(model, images(), images()[None]),
-    "cotangent_grams": lambda model: sensitivity.cotangent_grams(model, images(), keys()),
     "gradient_terms": lambda model: sensitivity.gradient_terms(model, images(), images()[None]),
     "loss_grams": lambda model: sensitivity.loss_grams(model, images(), lambda logits: logits.logsumexp(1).sum()),
 }

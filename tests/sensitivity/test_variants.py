@@ -11,7 +11,6 @@ from antiphase.sensitivity import (
     align,
     amplification,
     attention_layers,
-    cotangent_grams,
     direction_grams,
     gradient_terms,
     loss_grams,
@@ -81,7 +80,6 @@ def test_lemma_1_and_theorem_1_hold_at_tokens_pixels_and_along_the_loss(case):
     grams = [gram for _, gram, _ in token_grams(net, x, keys)]
     layer = next(iter(attention_layers(net, x)))
     grams += [gram for _, gram in direction_grams(net, x, random_directions(x, keys))]
-    grams += [gram for _, gram in cotangent_grams(net, x, keys)]
     grams += [gram for _, gram in loss_grams(net, x, lambda out: out.square().sum())]
     for gram in grams:
         lam = layer.weight if gram.first.ndim == 2 else layer.weight[..., None]

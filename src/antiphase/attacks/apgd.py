@@ -11,7 +11,7 @@ from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.checks import Targets
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions, expected
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Flags, Threat, per_row, project, random_point, row_norm, steepest
@@ -37,7 +37,6 @@ def apgd(
     rho: Probability = 0.75,
     momentum: Share = 0.75,
     eot: Count = 1,
-    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Maximise the loss by projected gradient ascent with momentum and a step size that is halved when progress stalls.
@@ -73,8 +72,7 @@ def apgd(
         restarts: random restarts per sample (and target class), at least 1.
         rho: ρ, in (0, 1).
         momentum: a, in (0, 1]; 1 means no momentum.
-        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
-        budgets: one ε per sample, at most the threat's.
+        eot: as in :func:`pgd`.
     """
     threat.require("APGD", "linf", "l2", "l1")
     threat.refuse_infinite("APGD")
@@ -82,7 +80,7 @@ def apgd(
     search: Any = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
     if threat.norm == "l1":
         search = _ApgdL1(threat, steps, loss, targets, restarts, search.name, search.loss)
-    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot))
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -137,7 +135,6 @@ class _Apgd:
         rows["rises"], rows["halved"] = torch.zeros_like(rows["t"]), torch.zeros_like(rows["found"])
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Judge the iterate and the step size, then move."""
         (loss,), logits, (gradient,) = oracle.gradients(
             rows, rows["x"], [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         )
@@ -148,9 +145,8 @@ class _Apgd:
         rows["rises"] = rows["rises"] + ((loss > rows["last_loss"]) & (rows["t"] > 0))
         rows["last_loss"] = loss
         higher = loss > rows["peak_loss"]
-        rows.put("peak", higher, rows["x"])
-        rows.put("peak_gradient", higher, gradient)
-        rows.put("peak_loss", higher, loss)
+        for name, values in (("peak", rows["x"]), ("peak_gradient", gradient), ("peak_loss", loss)):
+            rows.put(name, higher, values)
         interval = self.interval.to(rows["t"].device)[rows["t"].clamp(max=self.steps)]
         checkpoint = interval > 0
         few_rises = rows["rises"] < self.rho * interval
@@ -207,7 +203,6 @@ class _ApgdL1:
             rows.put(name, begins, values)
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Judge the iterate, adapt how many pixels a step changes and its length, then move."""
         t, clean = rows["t"], rows["clean"]
         for (factor, _), begin in zip(_PHASES, self.begins, strict=True):
             if bool((t == begin).any()):

@@ -87,7 +87,6 @@ def autoattack_ensemble(version: str = "standard", steps: int = 100, queries: in
 
 
 def _stages(**settings: Any) -> Ensemble:
-    """Return the stages, and refuse a setting that none of them takes."""
     ensemble = autoattack_ensemble(**settings)
     for setting in ("queries", "targets"):
         if setting in settings and not any(setting in stage.settings for stage in ensemble.stages):

@@ -75,7 +75,7 @@ def carlini_wagner(
         initial_const: first value of c, above 0.
         confidence: κ in units of the logits, at least 0.
         abort_early: end runs that make no progress.
-        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
     if threat.norm != "l2":
         raise UserError(f"norm {threat.norm!r}: Carlini and Wagner's attack minimises l2; for linf use FAB")
@@ -110,7 +110,6 @@ class _CarliniWagner:
         self.corrections = [1.0 - beta**clock for beta in _BETAS]
 
     def start(self, rows: Rows) -> None:
-        """Start at the clean image."""
         clean = rows["clean"]
         w = torch.atanh(_ROOM * (clean.double() - self.middle) / self.half).to(clean.dtype)
         rows["w"], rows["best_w"], rows["origin"] = w, w.clone(), _tanh(w)
@@ -122,7 +121,6 @@ class _CarliniWagner:
         self._start_run(rows, torch.ones_like(rows["found"]))
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        """Record adversarial iterates, check the progress, and take a step."""
         clean, tanh = rows["clean"], _tanh(rows["w"])
         x = (clean + self.half * (tanh - rows["origin"])).clamp(*self.threat.bounds)
         target = rows["target"] if self.targets else None
@@ -157,7 +155,6 @@ class _CarliniWagner:
         return ended
 
     def _move(self, rows: Rows, gradient: Tensor) -> None:
-        """Take one step of Adam."""
         first, second = _BETAS
         rows["first_moment"] = first * rows["first_moment"] + (1.0 - first) * gradient
         rows["second_moment"] = second * rows["second_moment"] + (1.0 - second) * gradient * gradient
@@ -182,7 +179,6 @@ class _CarliniWagner:
         self._start_run(rows, ended)
 
     def _start_run(self, rows: Rows, which: Flags) -> None:
-        """Reset the state of Adam."""
         none, endless = torch.zeros_like(rows["w"]), torch.full_like(rows["eps"], torch.inf)
         fresh = {"first_moment": none, "second_moment": none, "lowest": endless, "previous": endless}
         fresh |= {"t": torch.zeros_like(rows["label"]), "enough": torch.zeros_like(rows["found"])}

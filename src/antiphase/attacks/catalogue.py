@@ -70,7 +70,7 @@ def add_attack(name: str, attack: AttackFunction) -> None:
 def keywords(attack: AttackFunction) -> dict[str, Any]:
     """Return the settings of an attack function with their defaults; None for one that must be given."""
     parameters = inspect.signature(attack).parameters.values()
-    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "budgets"]
+    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
     return {one.name: None if one.default is one.empty else one.default for one in own}
 
 

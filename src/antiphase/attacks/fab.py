@@ -13,7 +13,7 @@ from antiphase.arguments import Count, Must, Probability, at_least, validated
 from antiphase.attacks.catalogue import AttackSpec
 from antiphase.attacks.engine.oracle import Classifier, Loss, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Images, Labels, Rows, RunOptions
+from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import DUAL, Bounds, Norm, Points, Threat, per_row, random_point, row_norm
@@ -45,7 +45,6 @@ def fab(
     eta: Annotated[float, at_least(1)] = 1.05,
     beta: Probability = 0.9,
     final_search: bool = True,
-    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Project repeatedly onto the linearised decision boundary, with a bias towards the clean image x₀.
@@ -76,15 +75,14 @@ def fab(
         eta: overshoot η of a step, at least 1.
         beta: β, in (0, 1).
         final_search: whether to search the segment from x₀ to the nearest adversarial example for a nearer one.
-        budgets: one ε per sample, at most the threat's.
-        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
     threat.require("FAB", "linf", "l2", "l1")
     early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta, final_search, early_stop)
     if run.get("precision") == "auto" or (run.get("precision") == "bf16" and not search.exact_from):
         run["precision"] = "float32"  # rounding moves the boundary, so bf16 may find fewer examples
-    return run_search(model, images, labels, threat, search, run, budgets)
+    return run_search(model, images, labels, threat, search, run)
 
 
 def step_onto_plane(x: Points, value: Values, gradient: Points, norm: Norm, bounds: Bounds) -> Points:
@@ -235,10 +233,7 @@ def _nearest(values: list[Tensor], gradients: list[Points], shift: Points, norm:
     # the distance to each plane, bounds aside
     chosen = torch.stack([value.abs() / length for value, length in zip(moved, lengths, strict=True)], 1).argmin(1)
     value = torch.stack(moved, 1).gather(1, chosen[:, None]).squeeze(1)
-    gradient = gradients[0]
-    for index, slope in enumerate(gradients[1:], start=1):
-        gradient = torch.where(per_row(chosen == index, slope), slope, gradient)
-    return value, gradient
+    return value, torch.stack(gradients)[chosen, torch.arange(len(chosen), device=chosen.device)]
 
 
 def _inner(a: Points, b: Points) -> Values:

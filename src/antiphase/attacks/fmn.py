@@ -47,7 +47,7 @@ def fmn(
         steps: gradient steps, at least 1.
         step_size: α of the first step, in the Euclidean norm, above 0.
         gamma: γ of the first step, in (0, 1).
-        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
     run.setdefault("early_stop", math.isfinite(threat.eps))
     run["precision"] = "float32"

@@ -36,8 +36,6 @@ def noise(
 
 @dataclass
 class _Noise:
-    """Noise; a step is a draw."""
-
     threat: Threat
     draws: int
     name, targets, restarts = "noise-uniform", None, 1
@@ -49,11 +47,7 @@ class _Noise:
         keys = sample_keys(rows["key"], rows["t"])
         x = random_point(rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds, keys)
         logits = oracle.forward(rows, x)
-        loss = margin(logits, rows["label"])
-        better = loss > rows["loss"]
-        rows.put("best", better, x)
-        rows.put("loss", better, loss)
-        rows["found"] = rows["found"] | (better & (logits.argmax(1) != rows["label"]))
+        rows.keep_best(x, margin(logits, rows["label"]), logits.argmax(1) != rows["label"])
         rows["t"] = rows["t"] + 1
         rows["done"] = rows["t"] == self.draws
 

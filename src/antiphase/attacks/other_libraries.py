@@ -25,15 +25,14 @@ from antiphase.modules import running
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
 
 
-_KNOWN = ("seed", "ids", "context", "batch_size", "precision", "progress", "on_finished")
+_KNOWN = ("seed", "ids", "batch_size", "precision", "progress", "on_finished")
 
 
 class ForeignOptions(RunOptions, total=False):
-    """Options of attacks of other libraries: some of :class:`~antiphase.attacks.engine.search.Run`, and two more.
+    """Options of attacks of other libraries: some of :class:`~antiphase.attacks.engine.search.RunOptions`, and two.
 
     ``name``: name of the attack in the result. ``settings``: parameters of the attack, for the record. ``seed``: of the
-    global generators. ``context``: the attack has to ask the model about all images of a batch at once, else it needs
-    ``batch_size=1``. ``precision``: must be float32. Also ``ids``, ``batch_size``, ``progress`` and ``on_finished``.
+    global generators. ``precision``: must be float32. Also ``ids``, ``batch_size``, ``progress`` and ``on_finished``.
     """
 
     name: str
@@ -159,7 +158,7 @@ class _Foreign:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         clean, label = rows["clean"], rows["label"]
-        counter = _Counter(oracle.model, rows.get("context"))
+        counter = _Counter(oracle.model)
         with _seeded(int(rows["key"][0]), clean.device), torch.enable_grad():
             returned = self.attack(counter, clean.clone(), label.clone())
         if not isinstance(returned, Tensor) or returned.shape != clean.shape:
@@ -181,9 +180,9 @@ class _Foreign:
 class _Counter(nn.Module):
     """The model, with counts of the rows of its forward and backward passes."""
 
-    def __init__(self, model: Classifier, context: Tensor | None) -> None:
+    def __init__(self, model: Classifier) -> None:
         super().__init__()
-        self.model, self.context = model, context
+        self.model = model
         self.forwards = self.backwards = 0
         self.training = False
 
@@ -192,14 +191,8 @@ class _Counter(nn.Module):
         return self
 
     def forward(self, x: Points) -> Logits:
-        inputs = [x.clone()]  # which the model may write to
-        if self.context is not None:
-            if len(x) != len(self.context) > 1:
-                asks = f"the attack asks about {len(x)} of {len(self.context)} images"
-                raise UserError(f"{asks}, each with a context of its own: attack with batch_size=1")
-            inputs.append(self.context.expand(len(x), *self.context.shape[1:]))
         with running(self.model, x):
-            logits = two_classes(self.model(*inputs))
+            logits = two_classes(self.model(x.clone()))  # which the model may write to
         self.forwards += len(x)
         if logits.requires_grad:
             logits.register_hook(lambda gradient: setattr(self, "backwards", self.backwards + len(gradient)))
@@ -227,6 +220,6 @@ def _name(attack: Any) -> str:
 
 def _about(library: str, attack: Any) -> ForeignOptions:
     """Return the name of an attack, and those of its parameters that are plain values."""
-    plain = {name: x for name, x in vars(attack).items() if isinstance(x, bool | int | float | str | None)}
-    settings = {name: x for name, x in plain.items() if name[:1] != "_" and name != "attack"}
+    public = {name: value for name, value in vars(attack).items() if name[:1] != "_" and name != "attack"}
+    settings = {name: value for name, value in public.items() if isinstance(value, bool | int | float | str | None)}
     return {"name": f"{library}-{_name(attack)}", "settings": settings}

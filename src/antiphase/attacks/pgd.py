@@ -72,7 +72,7 @@ def pgd(
         objective: loss to maximise: ``"cross_entropy"``, ``"margin"``, ``"dlr"``, ``"probability_margin"``,
             ``"cosine"`` or a callable of (logits, labels) that returns one number per sample.
         eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
-        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.Run`.
+        **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.RunOptions`.
     """
     threat.require("PGD", "linf", "l2")
     threat.refuse_infinite("PGD")
@@ -183,10 +183,8 @@ def patch_pgd(
     Args:
         threat: norm linf, finite ε and bounds.
         width: side of the square in pixels, from 1 to the shorter side of the image.
-        steps: gradient steps, at least 1.
-        step_size: α; ε/4 by default.
         restarts: random restarts per sample, each with another square, at least 1.
-        objective: loss to maximise, as in :func:`pgd`.
+        objective: loss to maximise, as in :func:`pgd`, whose are ``steps`` and ``step_size`` (constant) too.
     """
     if not 1 <= width <= min(images.shape[2:]):
         wanted = f"expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"

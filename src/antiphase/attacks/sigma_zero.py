@@ -49,7 +49,7 @@ def sigma_zero(
         step_size: of the first step, in units of the pixel range, above 0.
         sigma: σ; the smaller, the closer to a count, above 0.
         threshold: τ at first, in units of the pixel range, at least 0.
-        **run: see :class:`~antiphase.attacks.engine.search.Run`; ``early_stop`` defaults to False if ε is infinite.
+        **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
     threat.require("σ-zero", "l0")
     run.setdefault("early_stop", math.isfinite(threat.eps))

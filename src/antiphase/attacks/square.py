@@ -13,7 +13,7 @@ from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
-from antiphase.attacks.engine.search import Budgets, Labels, Rows, RunOptions, expected
+from antiphase.attacks.engine.search import Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Keys, Norm, Numbers, Threat, per_row, project
@@ -51,7 +51,6 @@ def square(
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool | None = None,
     eot: Count = 1,
-    budgets: Budgets = None,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Change random windows of the image one by one, and keep each change that raises the loss.
@@ -78,21 +77,16 @@ def square(
     Args:
         queries: largest number of queries, at least 1.
         p_init: share of the image covered by the first windows, in (0, 1].
-        restarts: random restarts per sample (and target class), at least 1.
-        targets: number of target classes, tried in the order of their clean logits; None attacks untargeted.
-        objective: loss to maximise: ``"margin"``, ``"cross_entropy"``, ``"dlr"`` or a callable of
-            (logits, labels), with ``targets`` of (logits, labels, targets), that returns one number per sample.
+        objective: loss to maximise, as in :func:`apgd`, whose are ``restarts``, ``targets`` (a number) and ``eot`` too.
         rescale_schedule: scale the halvings, given for 10,000 queries, to ``queries``, so that windows become small.
             None does so for fewer than 5,000 queries, AutoAttack's number. :func:`autoattack` never does so.
-        eot: for a randomised model, forward passes whose mean logits are attacked (expectation over transformation).
-        budgets: one ε per sample, at most the threat's.
     """
     threat.require("Square", "linf", "l2", "l1")
     threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
     run["precision"] = "float32"
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)
-    return run_search(model, images, labels, threat, search, expected(run, eot), budgets)
+    return run_search(model, images, labels, threat, search, expected(run, eot))
 
 
 @dataclass
@@ -152,10 +146,7 @@ class _Square:
         moved, first = better.any(1), better.int().argmax(1)
         queries = torch.where(moved, first + 1, until)
         row = torch.arange(len(rows), device=first.device)
-        at = moved.nonzero().flatten()  # few rows: avoid copying the images of the others
-        rows["best"][at] = x[at, first[at]]
-        rows.put("loss", moved, loss[row, first])
-        rows["found"] = rows["found"] | (moved & adversarial[row, first])
+        rows.keep_best(x[row, first], loss[row, first], adversarial[row, first])
         rows["forwards"] = rows["forwards"] + queries * oracle.passes
         rows["t"] = rows["t"] + queries
         rows["done"] = rows["t"] == self.queries
@@ -281,14 +272,9 @@ def propose_linf(rows: Rows, t: Queries, at: Windows) -> Proposals:
     x, low, high = (rows[name][:, None] for name in ("best", "low", "high"))
     channels, height, width = x.shape[2:]
     _, tall, wide, draws = _draw(rows["key"], t, 2 + channels, at)
-    top, left = _place(draws[..., 0], height, tall), _place(draws[..., 1], width, wide)
-    inside = []
-    for length, first, size in ((height, top, tall), (width, left, wide)):
-        pixel = torch.arange(length, device=first.device)
-        inside.append((pixel >= first[..., None]) & (pixel < (first + size)[..., None]))
-    mask = inside[0][..., None] & inside[1][..., None, :]
+    mask, _, _ = _window(draws[..., 0], draws[..., 1], tall, wide, height, width)
     up = (draws[..., 2:] < 0.5)[..., None, None]
-    return torch.where(mask[:, :, None], torch.where(up, high, low), x)
+    return torch.where(mask, torch.where(up, high, low), x)
 
 
 def propose_bumps(rows: Rows, t: Queries, at: Windows, threat: Threat) -> Proposals:
@@ -298,53 +284,33 @@ def propose_bumps(rows: Rows, t: Queries, at: Windows, threat: Threat) -> Propos
     length a keeps the norm of both windows and adds an equal share of the unused budget:
     a² = ‖ν_{V∪W}‖² + (ε² − ‖ν‖²)/channels. In l1, a = channels·‖ν_{V∪W}‖₁ + ε − ‖ν‖₁ before the projection.
     """
-    x, clean, eps, norm = rows["best"], rows["clean"], rows["eps"], threat.norm
-    (batch, channels, height, width), ahead = x.shape, t.shape[1]
+    x, clean, eps, norm = rows["best"][:, None], rows["clean"][:, None], rows["eps"], threat.norm
+    channels, height, width = x.shape[2:]
     level, tall, wide, draws = _draw(rows["key"], t, 5 + channels, at)
-    top, left = _place(draws[..., 0], height, tall), _place(draws[..., 1], width, wide)
-    top_v, left_v = _place(draws[..., 2], height, tall), _place(draws[..., 3], width, wide)
-    across, up = (draws[..., 4] < 0.5).long(), (draws[..., 5:] < 0.5)[..., None]
-
-    # Windows are read and written as lists of pixels of equal length: smaller ones repeat
-    # their last row and column, which writes a pixel twice with the same value, and must not count twice.
-    tallest, widest = torch.stack([tall.amax(), wide.amax()]).tolist()
-    pixel = torch.arange(tallest * widest, device=tall.device)
-    row, column = pixel // widest, pixel % widest
-    once = (row < tall[..., None]) & (column < wide[..., None])
-    row, column = torch.minimum(row, tall[..., None] - 1), torch.minimum(column, wide[..., None] - 1)
-    i, j = top[..., None] + row, left[..., None] + column
-    i_v, j_v = top_v[..., None] + row, left_v[..., None] + column
-    in_w, in_v = ((a * width + b)[:, :, None].expand(-1, -1, channels, -1) for a, b in ((i, j), (i_v, j_v)))
-    shared = (i_v >= top[..., None]) & (i_v < (top + tall)[..., None])
-    shared &= (j_v >= left[..., None]) & (j_v < (left + wide)[..., None])
+    in_w, row, column = _window(draws[..., 0], draws[..., 1], tall, wide, height, width)
+    in_v, _, _ = _window(draws[..., 2], draws[..., 3], tall, wide, height, width)
+    across, up = (draws[..., 4, None, None] < 0.5).long(), (draws[..., 5:] < 0.5)[..., None, None]
+    shape = at.bumps[level[..., None, None], across, row, column][:, :, None]
+    shape = torch.where(up, shape, -shape)
 
     unit = per_row(eps.clamp_min(_LEAST_UNIT), x)  # of changes, in which ε is nearly always 1
     change = (x - clean) / unit
     allowed = (per_row(eps, x) / unit).square().double()  # 1, but for an ε below the least unit
     unused = (allowed - per_row(_energy(change.flatten(1), norm), x)).clamp_min(0.0) / channels
-    spread = change.flatten(2)[:, None].expand(-1, ahead, -1, -1)
-    now = spread.gather(3, in_w)
-    energy = _energy(now * once[:, :, None], norm)[..., None]
-    moved = _energy(spread.gather(3, in_v) * (once & ~shared)[:, :, None], norm)[..., None]
-
-    shape = at.bumps[level[..., None], across[..., None], row, column][:, :, None]
-    shape = torch.where(up, shape, -shape)
+    energy = _energy((change * in_w).flatten(3), norm)[..., None, None]
+    moved = _energy((change * (in_v & ~in_w)).flatten(3), norm)[..., None, None]
     # below 1e-6 of ε a change or a sum that cancels has no meaningful direction
-    d = shape + torch.where(energy > 1e-12, now / _length(energy, norm).clamp_min(1e-6).to(x.dtype), 0.0)
-    length = _length(_energy(d * once[:, :, None], norm)[..., None], norm)
+    d = shape + torch.where(energy > 1e-12, change / _length(energy, norm).clamp_min(1e-6).to(x.dtype), 0.0)
+    length = _length(_energy((d * in_w).flatten(3), norm)[..., None, None], norm)
     d = torch.where(length > 1e-3, d / length.clamp_min(1e-3).to(x.dtype), shape)
     total = energy + moved + unused
-    new = d * _length(total if norm == "l2" else channels * total, norm).to(x.dtype)
-
-    spread = clean.flatten(2)[:, None].expand(-1, ahead, -1, -1)
-    new = spread.gather(3, in_w) + unit * new
+    new = clean + unit * (d * _length(total if norm == "l2" else channels * total, norm).to(x.dtype))
     new = new.clamp(*threat.bounds) if norm == "l2" else new
-    proposal = x.flatten(2)[:, None].repeat(1, ahead, 1, 1)
-    proposal.scatter_(3, in_v, spread.gather(3, in_v)).scatter_(3, in_w, new)
-    if norm == "l1":
-        clean, eps = clean.repeat_interleave(ahead, 0), eps.repeat_interleave(ahead, 0)
-        proposal = project(proposal.view(-1, channels, height, width), clean, eps, "l1", threat.bounds)
-    return proposal.view(batch, ahead, channels, height, width)
+    proposal = torch.where(in_w, new, torch.where(in_v, clean, x))
+    if norm == "l2":
+        return proposal
+    clean, eps = clean.expand_as(proposal).flatten(0, 1), eps.repeat_interleave(t.shape[1], 0)
+    return project(proposal.flatten(0, 1), clean, eps, "l1", threat.bounds).view_as(proposal)
 
 
 def _draw(keys: Keys, t: Queries, count: int, at: Windows) -> tuple[Queries, Queries, Queries, Tensor]:
@@ -354,9 +320,20 @@ def _draw(keys: Keys, t: Queries, count: int, at: Windows) -> tuple[Queries, Que
     return level, at.height[level], at.width[level], draws.view(*t.shape, count)
 
 
-def _place(draw: Tensor, length: int, size: Tensor) -> Tensor:
-    """Return the first pixel of a window, uniform over all positions at which it fits."""
-    return (draw * (length - size + 1)).long()
+def _window(
+    down: Tensor, right: Tensor, tall: Tensor, wide: Tensor, height: int, width: int
+) -> tuple[Bool[Tensor, "batch ahead 1 height width"], Tensor, Tensor]:
+    """Return the pixels of windows, uniform over all positions at which they fit; and every pixel's row and column.
+
+    Rows and columns are counted from the window's first, 0 outside of it.
+    """
+    places = []
+    for draw, length, size in ((down, height, tall), (right, width, wide)):
+        first = (draw * (length - size + 1)).long()
+        place = torch.arange(length, device=first.device) - first[..., None]
+        places.append(torch.where(place < size[..., None], place, -1))
+    row, column = places[0][..., None], places[1][..., None, :]
+    return ((row >= 0) & (column >= 0))[:, :, None], row.clamp_min(0), column.clamp_min(0)
 
 
 def _length(energy: Tensor, norm: Norm) -> Tensor:

@@ -15,11 +15,11 @@ from antiphase.attention.maps import check_broadcast
 
 @validated
 def differential_attention(
-    q1: Float[Tensor, "#batch #heads #queries #width"],
-    k1: Float[Tensor, "#batch #heads #keys #width"],
-    q2: Float[Tensor, "#batch #heads #queries #width"],
-    k2: Float[Tensor, "#batch #heads #keys #width"],
-    v: Float[Tensor, "#batch #heads #keys #value_width"],
+    q1: Float[Tensor, "#batch #heads queries width"],
+    k1: Float[Tensor, "#batch #heads keys width"],
+    q2: Float[Tensor, "#batch #heads queries width"],
+    k2: Float[Tensor, "#batch #heads keys width"],
+    v: Float[Tensor, "#batch #heads keys value_width"],
     lam: float | Float[Tensor, "..."],
     *,
     mask: Tensor | None = None,

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from antiphase.arguments import validated
-from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
 
 
@@ -26,19 +25,10 @@ def softmax_maps(
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if mask is None:
-        return masked_softmax(scores)
+        return scores.softmax(-1)
     check_broadcast("mask", mask, scores.shape)
     bias, dead = open_dead_rows(mask, scores.dtype)
-    return masked_softmax(scores, bias).masked_fill(dead, 0.0)
-
-
-def masked_softmax(scores: Float[Tensor, "..."], bias: Tensor | None = None) -> Float[Tensor, "..."]:
-    """Compute softmax(scores + bias), in place if no derivative needs the scores."""
-    shape = scores.shape if bias is None else torch.broadcast_shapes(bias.shape, scores.shape)
-    needed = scores.requires_grad or (bias is not None and bias.requires_grad)
-    if needed or plain_forward() or shape != scores.shape:
-        return (scores if bias is None else scores + bias).softmax(-1)
-    return torch.softmax(scores if bias is None else scores.add_(bias), -1, out=scores)
+    return (scores + bias).softmax(-1).masked_fill(dead, 0.0)
 
 
 @validated

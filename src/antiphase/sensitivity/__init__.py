@@ -6,7 +6,6 @@ from antiphase.sensitivity.alignment import (
     Gram,
     align,
     cotangent_gram,
-    cotangent_grams,
     direction_grams,
     exact_gram,
     gradient_terms,
@@ -39,7 +38,7 @@ from antiphase.sensitivity.theory import (
 
 __all__ = ["Alignment", "Branch", "BranchChange", "Call", "GradientTerms", "Gram", "Layer", "align", "amplification"]
 __all__ += ["attention_layers", "attention_map", "attention_maps", "branch_changes", "chefer_relevance"]
-__all__ += ["cotangent_gram", "cotangent_grams", "critical_cosine", "crossover", "direction_grams", "estimated_radius"]
+__all__ += ["cotangent_gram", "critical_cosine", "crossover", "direction_grams", "estimated_radius"]
 __all__ += ["exact_gram", "exact_norm", "gradient_ascent", "gradient_terms", "local_maximum", "loss_grams"]
 __all__ += ["map_function", "margins", "power_iteration", "printed_radius_ratio", "propagate", "radius_ratio"]
 __all__ += ["random_directions", "register", "relative_sensitivity", "smooth", "stage_norms", "token_grams"]

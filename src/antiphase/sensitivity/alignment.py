@@ -6,7 +6,6 @@ J1⟩, ⟨J2, J2⟩ and ⟨J1, J2⟩, for which the random estimators are unbias
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -70,21 +69,21 @@ def align(gram: Gram, probes: bool) -> Alignment:
     random probes, at least 2, to be averaged.
     """
     gram = Gram(gram.first.double(), gram.second.double(), gram.cross.double())
+    first, second, cross, *_ = vars(gram.mean() if probes else gram).values()
+    scale, rho = first.sqrt() * second.sqrt(), (second / first).sqrt()
+    cosine = cross / scale
     if not probes:
-        cosine = (gram.cross / (gram.first.sqrt() * gram.second.sqrt())).clamp(-1.0, 1.0)
-        return Alignment(cosine, cosine, cosine, (gram.second / gram.first).sqrt(), 0)
+        cosine = cosine.clamp(-1.0, 1.0)
+        return Alignment(cosine, cosine, cosine, rho, 0)
     count = gram.cross.shape[-1]
     if count < 2:
         raise UserError(f"probes {count}: expected at least 2, to compute an interval")
-    first, second, cross = (part.mean(-1) for part in (gram.first, gram.second, gram.cross))
-    scale = first.sqrt() * second.sqrt()
-    cosine = cross / scale
     balanced = gram.first * (second / first).sqrt()[..., None]
     balanced = balanced + gram.second * (first / second).sqrt()[..., None]
     residual = (gram.cross - 0.5 * cosine[..., None] * balanced) / scale[..., None]
     half = float(stats.t.ppf(0.975, count - 1)) * residual.std(-1) / count**0.5
     low, high = (cosine - half).clamp(-1.0, 1.0), (cosine + half).clamp(-1.0, 1.0)
-    return Alignment(cosine, low, high, (second / first).sqrt(), count)
+    return Alignment(cosine, low, high, rho, count)
 
 
 def _gram(positive: AnyBranch, negative: Subtracted | None, lam: Tensor, gradient: Gradient) -> Gram:
@@ -257,25 +256,6 @@ def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batc
     """Draw a standard normal direction for each image and probe."""
     draws = [normal(probe, images[0].numel()).view(images.shape) for probe in keys.to(images.device).unbind(1)]
     return torch.stack(draws).to(images.dtype)
-
-
-@validated
-def cotangent_grams(model: nn.Module, images: Batch, keys: Probes) -> Iterator[tuple[Layer, Gram]]:
-    """Yield each layer with ⟨J1ᵀv, J1ᵀv⟩, ⟨J2ᵀv, J2ᵀv⟩ and ⟨J1ᵀv, J2ᵀv⟩ at the pixels for random v.
-
-    Their shape is (batch, heads, probes). Each layer, head, branch and probe costs a pass back through earlier layers.
-    """
-    images = leaf(images)
-
-    def pulled(branch: Subtracted, layer: Layer, v: Tensor) -> Tensor:
-        heads = branch.vjp(v).unbind(1)
-        return torch.stack([torch.autograd.grad(layer.tokens, images, one, retain_graph=True)[0] for one in heads], 1)
-
-    for layer in attention_layers(model, images, graph=True):
-        with gradients(enabled=False):
-            probes = _cotangents(layer.positive.attention, keys)
-            gram = Gram.stack([_layer_gram(layer, partial(pulled, layer=layer, v=v)) for v in probes])
-        yield layer, gram
 
 
 @validated

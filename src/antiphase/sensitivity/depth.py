@@ -23,7 +23,7 @@ from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention, first_of
 from antiphase.sensitivity.lipschitz import power_iteration
-from antiphase.sensitivity.maps import attention_layers, record, until
+from antiphase.sensitivity.maps import attention_layers, make_call, record, until
 
 PerSample = Float[Tensor, " batch"]
 PerHead = Float[Tensor, "batch heads"]
@@ -61,9 +61,7 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
     calls: list[Call] = []
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-        if not args:
-            raise UserError(f"{name}: expected the tokens as the first positional argument")
-        calls.append(Call(name, module, args[0], None, args[1:], kwargs, first_of(output)))
+        calls.append(make_call(name, module, args, kwargs, output))
 
     with ExitStack() as hooks, eager_attention(), torch.no_grad():
         for name in names:

@@ -479,7 +479,6 @@ def _slopes(
             grams = grams + torch.einsum("bgij,bhij->bigh", joined, joined)
 
         def slopes_of(tensor: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            """Return the lowest and the highest slope of a tensor by each map."""
             slope = torch.zeros_like(maps)
             if tensor.requires_grad:
                 (slope,) = torch.autograd.grad(tensor, maps, u, retain_graph=True, materialize_grads=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphase.arguments import validated
-from antiphase.attention.maps import masked_softmax, mean_over_queries
+from antiphase.attention.maps import mean_over_queries
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
 
@@ -104,7 +104,8 @@ class Branch:
 
     @cached_property
     def attention(self) -> Maps:
-        return masked_softmax((self.turned_q * self.factor) @ self.turned_k.mT, self.mask)
+        scores = (self.turned_q * self.factor) @ self.turned_k.mT
+        return (scores if self.mask is None else scores + self.mask).softmax(-1)
 
     @cached_property
     def by_key(self) -> TokensOfHeads:

@@ -121,7 +121,6 @@ def power_iteration(
     steps: Count = 50,
     seed: Seed = 0,
     ids: Ids = None,
-    restarts: Count = 1,
     tolerance: NonNegative = 1e-6,
     start: Samples | None = None,
 ) -> OperatorNorm:
@@ -131,29 +130,26 @@ def power_iteration(
     value. ``start`` is taken in place of the first random direction where it is not zero.
     """
     ids = _ids(x, ids)
-    best = Rows(value=x.new_full((len(x),), -1.0), direction=torch.zeros_like(x))
     with eager_attention():
         tangents = Linearisation(f, x)
-        for restart in range(restarts):
-            v = normal(sample_keys(key(seed, "power", restart), ids), x[0].numel()).to(x.dtype).view_as(x)
-            if start is not None and restart == 0:
-                v = unit(start, v)
-            v = v / per_row(_length(v), v)
+        v = normal(sample_keys(key(seed, "power", 0), ids), x[0].numel()).to(x.dtype).view_as(x)
+        v = v if start is None else unit(start, v)
+        v = v / per_row(_length(v), v)
+        image = tangents.jvp(v)
+        last = _length(image)
+        best = Rows(value=last, direction=v)
+        done = torch.zeros_like(last, dtype=torch.bool)
+        for _ in range(steps):
+            # of length 1, so that squares of small slopes do not vanish
+            v = unit(tangents.vjp(unit(image, image)), v)
             image = tangents.jvp(v)
-            last = _length(image)
-            _keep(best, last, v)
-            done = torch.zeros_like(last, dtype=torch.bool)
-            for _ in range(steps):
-                # of length 1, so that squares of small slopes do not vanish
-                v = unit(tangents.vjp(unit(image, image)), v)
-                image = tangents.jvp(v)
-                value = _length(image)
-                # a sample that is done stays as it is: how long the others take must not show in it
-                _keep(best, torch.where(done, -1.0, value), v)
-                done |= (value - last).abs() <= tolerance * value
-                last = value
-                if done.all():
-                    break
+            value = _length(image)
+            # a sample that is done stays as it is: how long the others take must not show in it
+            _keep(best, torch.where(done, -1.0, value), v)
+            done |= (value - last).abs() <= tolerance * value
+            last = value
+            if done.all():
+                break
     return OperatorNorm(**best)
 
 
@@ -168,18 +164,14 @@ def unit(g: Samples, otherwise: Samples) -> Samples:
 
 
 @validated
-def exact_norm(f: Function, x: Samples, *, chunk: Count = 8) -> OperatorNorm:
-    """Return ‖J(x)‖ from the dense Jacobian, one backward pass for each output, ``chunk`` of them side by side."""
+def exact_norm(f: Function, x: Samples) -> OperatorNorm:
+    """Return ‖J(x)‖ from the dense Jacobian, one backward pass for each output."""
     _ids(x, None)
-    parts: list[Tensor] = []
     with eager_attention():
-        tangents = Linearisation(f, x.repeat(chunk, *[1] * (x.ndim - 1)))
-        outputs = tangents.y.shape[1]
-        for first in range(0, outputs, chunk):
-            rows = torch.arange(first, first + chunk, device=x.device).repeat_interleave(len(x))
-            chosen = rows[:, None] == torch.arange(outputs, device=x.device)  # none of them past the end
-            parts.append(tangents.vjp(chosen.to(tangents.y.dtype)).detach().reshape(chunk, len(x), -1))
-    _, values, rows = torch.linalg.svd(torch.cat(parts)[:outputs].transpose(0, 1).double(), full_matrices=False)
+        tangents = Linearisation(f, x)
+        outputs = torch.eye(tangents.y.shape[1]).to(tangents.y)
+        jacobian = torch.stack([tangents.vjp(one.expand_as(tangents.y)).flatten(1) for one in outputs], 1)
+    _, values, rows = torch.linalg.svd(jacobian.double(), full_matrices=False)
     return OperatorNorm(values[:, 0].to(x.dtype), rows[:, 0].to(x.dtype).view_as(x))
 
 
@@ -263,9 +255,6 @@ def gradient_ascent(
     eps: Positive,
     *,
     steps: Count = 20,
-    samples: Count = 16,
-    restarts: Count = 2,
-    power_steps: Count = 50,
     seed: Seed = 0,
     ids: Ids = None,
     slope: OperatorNorm | None = None,
@@ -274,15 +263,13 @@ def gradient_ascent(
     """Climb log ‖f(x + ξ) − f(x)‖ − log ‖ξ‖ within the ball, and keep the steepest chord ever seen.
 
     ξ = r·w with ‖w‖ = 1: w moves along the gradient and back onto the sphere, log r by its own derivative; a step that
-    does not rise is taken back and halved. The first start is the best of ±v at several radii, v from
-    :func:`power_iteration`, the second the best uniform sample, all others are uniform samples. The value is at least
-    ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling` with the same seed and no more ``samples``. A step
-    costs a forward and a backward pass; ``slope`` and ``sampled`` are what those two found, where known.
+    does not rise is taken back and halved. It starts at the best of ±v at several radii, v from
+    :func:`power_iteration`. The value is at least ‖J(x)·v‖, and at least the largest of :func:`uniform_sampling`. A
+    step costs a forward and a backward pass; ``slope`` and ``sampled`` are what those two found, where known.
     """
     ids = _ids(x, ids, eps)
-    keyed: dict[str, Any] = {"seed": seed, "ids": ids}
-    power = slope or power_iteration(f, x, steps=power_steps, restarts=restarts, **keyed)
-    uniform = sampled or uniform_sampling(f, x, eps, samples=samples, **keyed)
+    power = slope or power_iteration(f, x, seed=seed, ids=ids)
+    uniform = sampled or uniform_sampling(f, x, eps, samples=16, seed=seed, ids=ids)
     best = Rows(value=power.value, direction=torch.zeros_like(x))
     _keep(best, uniform.largest, uniform.perturbation)
     with eager_attention(), torch.no_grad():
@@ -293,13 +280,8 @@ def gradient_ascent(
                 delta = _inside(v, radius * eps / row_norm(v, "linf"), eps)
                 moved = x + delta
                 _keep(direct, _chord(_checked(f(moved.clone()), x) - clean, moved - x), delta)
-        for restart in range(restarts):
-            other = _draw_point(x, eps, seed, ids, samples + restart) - x  # none of the samples above
-            delta = (direct["direction"], uniform.perturbation, other)[min(restart, 2)]
-            # a draw that x rounds off has no direction
-            delta = torch.where(per_row(_length(delta) > 0, x), delta, direct["direction"])
-            summit = _climb(f, x, clean, delta, eps, steps)
-            _keep(best, summit["quotient"], summit["delta"])
+        summit = _climb(f, x, clean, direct["direction"], eps, steps)
+        _keep(best, summit["quotient"], summit["delta"])
     return Ascended(best["value"], best["direction"])
 
 
@@ -379,9 +361,7 @@ _VALUES: dict[str, Callable[[Neighbourhood], Tensor | None]] = {
     "sampled mean": lambda near: near.sampled.mean,
     "sampled maximum": lambda near: near.sampled.largest,
     "power iteration": lambda near: near.slope.value,
-    "gradient ascent": lambda near: (
-        gradient_ascent(steps=near.steps, restarts=1, sampled=near.sampled, **near.known).value
-    ),
+    "gradient ascent": lambda near: gradient_ascent(steps=near.steps, sampled=near.sampled, **near.known).value,
     "local maximum": lambda near: local_maximum(points=near.points, steps=-(-near.steps // 2), **near.known).largest,
     "exact": lambda near: (
         exact_norm(near.f, near.x).value if near.f(near.x[:1].clone()).numel() <= _FEW_OUTPUTS else None

@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Float, Int64, Real
 from torch import Tensor
 
-from antiphase.arguments import ANY_NUMBER, FINITE, at_least, validated
+from antiphase.arguments import ANY_NUMBER, FINITE, Must, at_least, validated
 from antiphase.attacks.objectives import margin
 from antiphase.errors import UserError
 
 PerSample = Float[Tensor, " samples"]
 Logits = Annotated[Float[Tensor, "samples classes"], FINITE]
 Numbers = Annotated[float, ANY_NUMBER] | Real[np.ndarray, "..."]
+_SIZES = Must("of numbers of at least 0", lambda values: bool((values >= 0).all()))
 _ROUNDING = 1e-6  # tolerance for measured cosines outside [−1, 1]
 _STEEPER = {"logits": 2.0**0.5, "margin": 1.0}  # Lipschitz constant of the margin divided by the given one
 
@@ -127,7 +128,7 @@ def margins(logits: Logits, labels: Int64[Tensor, " samples"]) -> PerSample:
 @validated
 def estimated_radius(
     margin: Annotated[PerSample, FINITE],
-    lipschitz: Annotated[float, at_least(0), ANY_NUMBER] | PerSample,
+    lipschitz: Annotated[float, at_least(0), ANY_NUMBER] | Annotated[PerSample, _SIZES],
     *,
     of: Literal["logits", "margin"],
 ) -> PerSample:
@@ -142,6 +143,4 @@ def estimated_radius(
     tensor([0.5000, 0.0000])
     """
     constant = torch.as_tensor(lipschitz, dtype=margin.dtype, device=margin.device)
-    if not bool((constant >= 0).all()):  # also true for NaN
-        raise UserError(f"lipschitz {lipschitz}: expected numbers of at least 0")
     return torch.where(margin > 0, margin / (_STEEPER[of] * constant), 0.0)

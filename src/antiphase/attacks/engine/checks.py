@@ -3,7 +3,6 @@
 Source: N. Carlini et al., *On Evaluating Adversarial Robustness*, 2019, Sections 3 and 4.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from antiphase.arguments import Count
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, logits_of
-from antiphase.attacks.engine.search import Run
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
 
@@ -52,19 +50,8 @@ def check_inputs(images: Tensor, threat: Threat, ids: Tensor, context: Tensor | 
     return images if least <= low and high <= most else images.clamp(least, most)
 
 
-def check_budgets(budgets: Tensor, threat: Threat) -> None:
-    """Refuse budgets below 0 or above the threat's."""
-    if math.isinf(threat.eps):
-        raise UserError("budgets with an infinite ε: expected a finite ε, at least as large as each budget")
-    # float32 may round up; written so that NaN is outside
-    outside = budgets[~((budgets >= 0) & (budgets.double() <= threat.eps * (1 + 1e-6)))].tolist()
-    if outside:
-        wanted = f"expected at least 0 and at most the threat's ε, {threat.eps:g}"
-        raise UserError(f"budgets {outside[0]:g}: {wanted}")
-
-
 def check_goal(
-    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Run
+    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
     others = dict(labels=labels, context=run.context, on_finished=run.on_finished, targets=targets or None)

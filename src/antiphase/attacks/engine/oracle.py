@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from antiphase.attacks.objectives import Classes, Logits, one_each
+from antiphase.attacks.objectives import Logits, one_each
 from antiphase.attacks.threat import Numbers, Points
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
@@ -33,9 +33,6 @@ def largest_batch(image: Tensor, device: torch.device, rows: int) -> int:
     if device.type == "cuda":
         rows, pixels = 8 * rows, min(8 * PIXELS, torch.cuda.mem_get_info(device)[0] // _BYTES)
     return max(QUANTUM, min(rows, pixels // image.numel()))
-
-
-_NO_GRADIENT = "the logits do not depend differentiably on the images: use square, which needs no gradients"
 
 
 class Oracle:
@@ -80,10 +77,6 @@ class Oracle:
         with torch.no_grad(), exact_float32(x.device):
             return self._logits("verdict", self.model, x, context)
 
-    def predict(self, x: Points) -> Classes:
-        """Return the predicted classes in float32; not counted."""
-        return self.verdict(x).argmax(1)
-
     def by_batches(self, images: Tensor, context: Tensor | None, size: int) -> Logits:
         """Return the logits of :meth:`verdict` on the CPU, for images that need not be on the model's device."""
         batches = zip(*[part.split(size) for part in (images, context) if part is not None], strict=True)
@@ -120,7 +113,8 @@ class Oracle:
                         raise UserError("attack inside torch.inference_mode(): call it outside, for gradients")
                     logits = _mean(passes)
                     if not logits.requires_grad:
-                        raise UserError(_NO_GRADIENT)
+                        why = "the logits do not depend differentiably on the images"
+                        raise UserError(f"{why}: use square, which needs no gradients")
                     values = [one_each(loss(logits), logits) for loss in losses]
                     gradients: list[Tensor] = []
                     with running(self.model, x):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from antiphase.attacks.engine import checks
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane, Schedule
-from antiphase.attacks.engine.search import Rows, Run, RunOptions, Search, read_options
+from antiphase.attacks.engine.search import Rows, RunOptions, Search, read_options
 from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
@@ -44,7 +44,6 @@ def run_search(
     threat: Threat,
     search: Search,
     options: RunOptions,
-    budgets: Tensor | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> AttackResult:
     """Attack every sample; the arguments are those of an attack, such as :func:`~antiphase.attacks.pgd.pgd`.
@@ -56,7 +55,7 @@ def run_search(
     if run.goal is not None:
         goal, clean = checks.check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
-        result = run_search(_Towards(model), images, torch.zeros_like(goal), threat, search, options, budgets, settings)
+        result = run_search(_Towards(model), images, torch.zeros_like(goal), threat, search, options, settings)
         after = logits_of(model, result.adversarial).argmax(1)
         recorded = result.settings | {"goal": goal.tolist()}
         return replace(result, label=clean, clean_prediction=clean, prediction=after, settings=recorded)
@@ -67,16 +66,11 @@ def run_search(
         names = [name for name in names if name not in ("threat", "name", "mask", "loss")]
         settings = {name: getattr(search, name) for name in names}
     settings = {name: "custom" if callable(value) else value for name, value in settings.items()}
-    if budgets is None:
-        budgets = torch.full((len(images),), threat.eps, dtype=torch.float64)
-    else:
-        checks.check_budgets(budgets, threat)
-        settings["budgets"] = budgets.tolist()
     title = run.progress if isinstance(run.progress, str) else search.name
     with attacked(model, "float32", run.compile, run.passes, images.device) as oracle:
         warnings = checks.inspect_model(oracle, images, run.context)
         oracle.search_in(*search_model(oracle.model, images, run.context, run.precision, oracle.device))
-        work = _Work(oracle, images, labels, threat, budgets, search, run, ids)
+        work = _Work(oracle, images, labels, threat, search, run, ids)
         with status_bar(title, len(images), bool(run.progress)) as (show, _):
             while lane := work.next_lane():
                 if len(lane.batch):  # none if all that is left waits to be confirmed
@@ -113,13 +107,11 @@ class _Work:
         images: Tensor,
         labels: Tensor | None,
         threat: Threat,
-        budgets: Tensor,
         search: Search,
-        run: Run,
+        run: Any,
         ids: Tensor,
     ) -> None:
         self.images, self.ids, self.threat, self.search, self.run = images, ids, threat, search, run
-        self.budgets = budgets.cpu().to(images.dtype)
         size = min(run.batch_size or largest_batch(images[0], oracle.device, _ROWS), _MOST_ROWS)
         logits = oracle.by_batches(images, run.context, size)
         count, classes = logits.shape
@@ -180,7 +172,8 @@ class _Work:
                 rows = Rows(position=position, item=item, restart=index // targets)
                 rows["key"] = sample_keys(self.keys[index], self.ids[position])
                 rows |= {"clean": self.images[position], "label": self.results["label"][position]}
-                rows |= {"target": self.targets[position, index % targets], "eps": self.budgets[position]}
+                rows["target"] = self.targets[position, index % targets]
+                rows["eps"] = torch.full(item.shape, self.threat.eps, dtype=self.images.dtype)
                 rows |= {name: torch.zeros_like(item) for name in _COUNTS}
                 if self.run.context is not None:
                     rows["context"] = self.run.context[position]

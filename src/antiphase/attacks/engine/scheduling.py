@@ -32,7 +32,6 @@ class Schedule:
         self._count()
 
     def _count(self) -> None:
-        """Count the items and the repeats that have not begun."""
         self.waiting = [int((part == _WAITING).sum()) for part in self.state.split(self.items, 1)]
 
     def next(self, repeats: bool, room: int, spare: int, running: int) -> Int64[Tensor, "2 new"]:
@@ -90,7 +89,6 @@ class Lane:
         self.waiting = Rows()  # moved here from another lane
         self.batch, self.tried = Rows(), Rows()  # running; finished but not confirmed
         self.waited = 0  # steps since the first of the latter
-        self.together = min(QUANTUM, size)  # confirm a multiple of this many rows at once
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.batch) + len(self.tried)
@@ -116,18 +114,14 @@ class Lane:
         self.batch = Rows.stack([self.batch, rows])
 
     def ended(self) -> Rows:
-        """Remove and return the rows to confirm now; none while waiting for more is cheaper."""
+        """Remove and return the rows to confirm now; none while waiting for more, to share a pass, is cheaper."""
         if len(self.batch):
             over = self.batch["done"] | (self.batch["found"] & self.early_stop)
             self.tried = Rows.stack([self.tried, self.remove(over)])
-        now = count = len(self.tried)
-        self.waited = self.waited + 1 if count else 0
-        if len(self.batch):  # else there is nothing to wait for, and rows together share their passes
-            if count < self.together and self.waited < _PATIENCE:
-                return Rows()
-            now = count - count % self.together or count
-        ended = self.tried.take(slice(min(now, self.size)))
-        self.tried, self.waited = self.tried.take(slice(len(ended), None)), 0
+        self.waited = self.waited + 1 if len(self.tried) else 0
+        if len(self.batch) and len(self.tried) < min(QUANTUM, self.size) and self.waited < _PATIENCE:
+            return Rows()
+        ended, self.tried, self.waited = self.tried, Rows(), 0
         return ended
 
     def remove(self, mask: Tensor) -> Rows:

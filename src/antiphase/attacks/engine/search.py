@@ -1,20 +1,19 @@
 """What an attack is to the engine: rows of state, a search that advances them, and the options of every attack."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import Any, Protocol, Self, TypedDict
 
 import torch
 from jaxtyping import Float, Int64, Integer
 from torch import Tensor
 
-from antiphase.arguments import Count, Seed, Size, validated
+from antiphase.arguments import Count, Seed, Size
 from antiphase.attacks.engine.oracle import Oracle
 from antiphase.attacks.threat import Flags, Numbers, Threat, per_row
 from antiphase.precision import SearchPrecision
 
 Images = Float[Tensor, "samples *shape"]
-Budgets = Float[Tensor, " samples"] | None
 Labels = Integer[Tensor, " samples"] | None
 Finished = Callable[[Tensor, dict[str, Tensor]], None]
 
@@ -90,24 +89,6 @@ class Search(Protocol):
 
 
 class RunOptions(TypedDict, total=False):
-    """Keyword arguments of every attack; see :class:`Run` for meaning and defaults."""
-
-    seed: Seed
-    ids: Int64[Tensor, " samples"] | None
-    context: Tensor | None
-    goal: int | Int64[Tensor, " samples"] | None
-    batch_size: Size | None
-    early_stop: bool
-    precision: SearchPrecision
-    compile: bool
-    passes: Count
-    progress: bool | str
-    on_finished: Finished | None
-
-
-@validated
-@dataclass(frozen=True)
-class Run:
     """Set how an attack is executed.
 
     Attributes:
@@ -134,17 +115,21 @@ class Run:
         on_finished: called with the positions of newly finished samples and the result arrays so far.
     """
 
-    seed: Seed = 0
-    ids: Tensor | None = None
-    context: Tensor | None = None
-    goal: int | Tensor | None = None
-    batch_size: Size | None = None
-    early_stop: bool = True
-    precision: SearchPrecision = "float32"
-    compile: bool = False
-    passes: Count = 1
-    progress: bool | str = False
-    on_finished: Finished | None = None
+    seed: Seed
+    ids: Int64[Tensor, " samples"] | None
+    context: Tensor | None
+    goal: int | Int64[Tensor, " samples"] | None
+    batch_size: Size | None
+    early_stop: bool
+    precision: SearchPrecision
+    compile: bool
+    passes: Count
+    progress: bool | str
+    on_finished: Finished | None
+
+
+_DEFAULTS = RunOptions(seed=0, ids=None, context=None, goal=None, batch_size=None, early_stop=True, precision="float32")
+_DEFAULTS |= RunOptions(compile=False, passes=1, progress=False, on_finished=None)
 
 
 def expected(run: RunOptions, eot: int) -> RunOptions:
@@ -152,10 +137,9 @@ def expected(run: RunOptions, eot: int) -> RunOptions:
     return {**run, "passes": eot} if eot > 1 else run
 
 
-def read_options(options: Mapping[str, Any], attack: str) -> Run:
-    """Return the options of an attack; refuse what is none."""
-    known = [field.name for field in fields(Run)]
-    if odd := [name for name in options if name not in known]:
-        wanted = f"expected a parameter of the attack or one of {', '.join(known)}"
+def read_options(options: Mapping[str, Any], attack: str) -> Any:
+    """Return an object with all options of an attack as attributes; refuse what is none."""
+    if odd := [name for name in options if name not in _DEFAULTS]:
+        wanted = f"expected a parameter of the attack or one of {', '.join(_DEFAULTS)}"
         raise TypeError(f"attack {attack}: unexpected keyword argument {odd[0]!r}; {wanted}")
-    return Run(**options)
+    return SimpleNamespace(**{**_DEFAULTS, **options})

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphase.attention.backends.compiled import Call, HeadNorm, View, maps_of, native_attention, split, takes
+from antiphase.attention.backends.compiled import Call, HeadNorm, View, maps_of, native_attention, takes
 from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
@@ -18,8 +18,8 @@ _NATIVE = "float32 or, with AVX512-BF16, bfloat16 of even width, on a CPU with A
 
 
 def _eager(call: Call) -> Tensor:
-    queries, keys, v = split(call.view, call.sources)
-    _, combined = maps_of((queries, keys, v), call.lam, call.mask)
+    v = call.parts[2]
+    _, combined = maps_of(call.parts, call.lam, call.mask)
     return call.finish(combined.to(v.dtype) @ v)
 
 
@@ -94,15 +94,10 @@ def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
 
 
 def _check(queries: list[torch.Size], keys: list[torch.Size], values: torch.Size, lam: Any) -> bool:
-    of_lam, (*every, _) = lam.shape if isinstance(lam, Tensor) else (), queries[0]
-    if tuple(of_lam) not in ((), (every[-2],), tuple(every)):
-        words = f"expected (), one for each of {every[-2]} heads, or {tuple(every)}: one for each query"
-        raise UserError(f"lam of shape {tuple(of_lam)}: {words}")
-    shapes = [*queries, *keys, values]
-    tokens, widths = [shape[-2] for shape in shapes], [shape[-1] for shape in shapes[:-1]]
-    if len({*tokens[: len(queries)]}) > 1 or len({*tokens[len(queries) :]}) > 1:
-        words = "expected one number for all queries and one for all keys and values"
-        raise UserError(f"queries, keys and values of {', '.join(map(str, tokens))} tokens: {words}")
-    if len({*widths}) > 1:
-        raise UserError(f"queries and keys {', '.join(map(str, widths))} wide: expected one width for all")
-    return len(of_lam) < 2 and 0 not in (*queries[0], *values) and len({shape[:-2] for shape in shapes}) == 1
+    """Return whether the kernels can compute parts of these shapes; refuse a λ that does not fit."""
+    of_lam, every = tuple(lam.shape) if isinstance(lam, Tensor) else (), tuple(queries[0][:-1])
+    if of_lam not in ((), every[-2:-1], every):
+        words = f"expected (), one for each of {every[-2]} heads, or {every}: one for each query"
+        raise UserError(f"lam of shape {of_lam}: {words}")
+    leading = {shape[:-2] for shape in (*queries, *keys, values)}
+    return len(of_lam) < 2 and 0 not in (*queries[0], *values) and len(leading) == 1

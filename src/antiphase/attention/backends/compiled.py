@@ -101,46 +101,10 @@ class Call(NamedTuple):
         return {source.dtype for source in self.sources}
 
 
-def may_need_gradients(*inputs: object) -> bool:
-    """Return whether gradients of any of these inputs may be asked for."""
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-
-
 def maps_of(parts: Parts, lam: float | Tensor, mask: Tensor | None) -> tuple[list[Tensor], Tensor]:
     """Return the map of each branch and the combined one, in plain operations."""
     maps = [plain_maps(q, k, mask) for q, k in zip(parts[0], parts[1], strict=True)]
     return maps, plain_combine(maps[0], maps[1], lam) if len(maps) > 1 else maps[0]
-
-
-def split(view: View, sources: Sequence[Tensor]) -> Parts:
-    """Return the parts, each in memory of its own; of a view's gradient autograd makes three copies, this one."""
-    if plain_forward():
-        return view(*sources)
-    parts: Any = _Split.apply(view, *sources)
-    count = len(parts) // 2
-    return parts[:count], parts[count : 2 * count], parts[-1]
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, view: View, *sources: Tensor) -> tuple[Tensor, ...]:
-        ctx.view, ctx.like = view, [(source.shape, source.dtype) for source in sources]
-        return tuple(part.contiguous() for part in flat(view(*sources)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_join(ctx.view, ctx.like, grads)
-
-
-def _join(view: View, like: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
-    joined = [gradients[0].new_empty(shape, dtype=dtype) for shape, dtype in like]
-    places = flat(view(*joined))
-    for index, gradient in enumerate(gradients):
-        if torch.is_grad_enabled():
-            # anew: a view that is older than the first writing knows nothing of it
-            places = flat(view(*joined))
-        places[index].copy_(gradient)
-    return joined
 
 
 def flat(parts: Parts) -> tuple[Tensor, ...]:
@@ -167,7 +131,10 @@ def plain_gradients(
     to_queries = [one @ k for one, k in zip(of_scores, keys, strict=True)]
     to_keys = [one.mT @ q for one, q in zip(of_scores, queries, strict=True)]
     gradients = (*to_queries, *to_keys, combined.to(v.dtype).mT @ grad)
-    return to_lam, _join(view, [(source.shape, source.dtype) for source in sources], gradients)
+    joined = [grad.new_empty(source.shape, dtype=source.dtype) for source in sources]
+    for index, gradient in enumerate(gradients):  # views made anew: an older one knows nothing of the last writing
+        flat(view(*joined))[index].copy_(gradient)
+    return to_lam, joined
 
 
 def takes(dtypes: set[torch.dtype], width: int) -> bool:
@@ -184,8 +151,9 @@ def native_attention(call: Call) -> Tensor:
     First and second derivatives exist, also batched ones; forward mode does not. The mask has no gradient. Gradients
     are written through the same views: parts must not overlap, and together cover their sources.
     """
-    weights = () if call.norm is None else (call.norm.weight,)
-    if not plain_forward() and not may_need_gradients(call.lam, *weights, *call.sources):
+    inputs = (call.lam, *call.sources, None if call.norm is None else call.norm.weight)
+    differentiable = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    if not plain_forward() and not differentiable:
         return compiled_attention(call.parts, call.lam, call.mask, call.norm)
     lam = call.lam if isinstance(call.lam, Tensor) else torch.tensor(call.lam, dtype=torch.float64)
     heads: Any = _Recomputed.apply(call.view, lam, call.mask, *call.sources)

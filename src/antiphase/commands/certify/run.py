@@ -75,7 +75,7 @@ def smoothed_rows(
         for part in parts:
             images, ids = data.images(part), data.ids[part]
             with attacked(model) as oracle:
-                clean = torch.cat([oracle.predict(batch.to(oracle.device)).cpu() for batch in images.split(64)])
+                clean = oracle.by_batches(images, None, 64).argmax(1)
 
             def keep(
                 position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean

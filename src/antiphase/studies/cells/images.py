@@ -43,7 +43,7 @@ class Accuracy(Measurement):
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, data = self.ready(lab, self.limit)
         oracle = Oracle(model)
-        predictions = [oracle.predict(images.to(oracle.device)).cpu() for _, images, _ in data.batches(256)]
+        predictions = [oracle.verdict(images.to(oracle.device)).argmax(1).cpu() for _, images, _ in data.batches(256)]
         columns = {"sample": data.ids, "label": data.labels, "prediction": torch.cat(predictions)}
         return pl.DataFrame({name: values.numpy() for name, values in columns.items()})
 
