@@ -197,7 +197,7 @@ def _correlation(*maps: Any) -> float:
     """Return Pearson's correlation of two maps, enlarged to a common grid; NaN if one is constant."""
     side = max(map(len, maps))
     with np.errstate(invalid="ignore"):
-        return float(np.corrcoef(*(enlarge(np.array(each), side, side).ravel() for each in maps))[0, 1])
+        return float(np.corrcoef([enlarge(np.array(each), side, side).ravel() for each in maps])[0, 1])
 
 
 MOST_ROWS = 60  # viewers fail to open taller images
