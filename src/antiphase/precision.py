@@ -28,20 +28,17 @@ def multiplies_bf16(device: "torch.device") -> bool:
     return False
 
 
-def autocast(
-    device: "torch.device", precision: Precision, *, cache: bool = True
-) -> contextlib.AbstractContextManager[object]:
+def autocast(device: "torch.device", precision: Precision) -> contextlib.AbstractContextManager[object]:
     """Return the context of forward passes in a precision; a device without bf16 computes ``"bf16"`` in float32.
 
-    ``ANTIPHASE_EMULATE_BF16=1`` emulates it there, some 25 times as slow. Without ``cache``, weights are converted anew
-    at each use, which saves the memory of their copies.
+    ``ANTIPHASE_EMULATE_BF16=1`` emulates it there, some 25 times as slow.
     """
     import torch
 
     if precision == "float32" or not (multiplies_bf16(device) or os.environ.get(EMULATE) == "1"):
         return contextlib.nullcontext()
     _expect_unfused_norms()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=cache)
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 @functools.cache

@@ -1,8 +1,6 @@
 """Training of a vision-language model: what each stage changes, resume after a kill, processes, mistakes."""
 
 import json
-import shutil
-import socket
 import subprocess
 import sys
 from copy import deepcopy
@@ -21,7 +19,7 @@ from antiphase.vlm import training as trainings
 from antiphase.vlm.checkpoint import VlmRecipe, named_weights, vlm_learning_rate, weights_digest
 from antiphase.vlm.model import IGNORED
 from antiphase.vlm.training import SummedLoss, _recomputed, accumulate, decoder_blocks, drawn_order, prepare, train_vlm
-from tests.processes import KILLS_ITSELF, Python, together
+from tests.processes import KILLS_ITSELF
 from tests.test_answers import SMALL
 from tests.training.test_tracking import Fake
 from tests.vlm.tiny import tiny_images, tiny_language, tiny_tokenizer, tiny_vlm
@@ -170,41 +168,6 @@ def test_two_processes_train_as_one(parts, tmp_path, run_cli):
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("stage", "more"), [(1, ()), (2, ()), (2, ("--lora", "2"))])
-def test_sharded_weights_train_as_whole_ones(parts, tmp_path, run_cli, stage, more):
-    more = [*begin(parts), "--learning-rate", "0.01", *more]
-    assert run_cli(*words(parts, stage, tmp_path / "one", *more))[0] == 0
-    # parts of one conversation: a process has some without an image
-    together(2, "-m", "antiphase", *words(parts, stage, tmp_path / "two", *more, "--shard", "--part", "1"))
-    assert not (tmp_path / "two/state.safetensors").exists()
-    one, two = (named_weights(load_vlm(tmp_path / name)) for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
-
-
-@pytest.mark.thorough
-def test_a_killed_sharded_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path, run_cli):
-    more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01", "--shard"]
-    whole, killed = (words(parts, 2, tmp_path / name, *more) for name in ("whole", "killed"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    ranks = [Python(KILLS_ITSELF, *killed, **group, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
-    with ranks[0], ranks[1]:
-        assert [rank.wait() for rank in ranks] == [-9, -9], [rank.printed for rank in ranks]
-    assert (tmp_path / "killed/state.safetensors").exists()
-    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
-    for one in (whole, killed):
-        together(2, "-m", "antiphase", *one)
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "killed/model.safetensors").read_bytes()
-    assert run_cli(*words(parts, 2, tmp_path / "alone", *more[:-1]))[0] == 0  # from the same state, not sharded
-    two, one = (named_weights(load_vlm(tmp_path / name)) for name in ("whole", "alone"))
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
-
-
 def test_a_tracker_gets_what_the_log_has(parts, tmp_path, run_cli, monkeypatch):
     fake = Fake()
     monkeypatch.setattr(trainings, "train_vlm", lambda *given, **more: train_vlm(*given, **more | {"trackers": [fake]}))
@@ -315,7 +278,6 @@ def test_mistakes_are_told_in_one_line(parts, tmp_path, run_cli):
             words(parts, 2, out, *begin(parts), "--projector-start", "captions"),
             "projector-start captions: only stage 1 can start so",
         ),
-        (words(parts, 1, out, *begin(parts), "--shard"), "shard: there is one process; start several"),
         (words(parts, 1, out, *begin(parts), "--batch-size", "9"), "batch size 9: expected 1 to 8"),
         (words(parts, 1, out, *begin(parts), "--data", words(parts, 2, out)[4]), "2 turns; stage 1 expects an image"),
         (

@@ -71,11 +71,6 @@ def write_tensors(tensors: State, path: Path) -> None:
         save_file(tensors, temporary, {_DIGEST: weights_digest(tensors)})
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor that is sharded over processes as a whole, on the CPU; all of them have to call it."""
-    return tensor.full_tensor().cpu() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[operator]
-
-
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of tensors by name: their types, shapes and bytes."""
     parts: list[bytes | str] = []

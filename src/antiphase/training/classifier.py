@@ -160,9 +160,8 @@ def train_classifier(
             return learning_rate(recipe, first_update(step), updates)
 
         def save(written: dict[str, Any], dtype: torch.dtype) -> None:
-            if accelerator.is_main_process:
-                with averaged(own):
-                    checkpoints.save(bare, written, folder, dtype)
+            with averaged(own):
+                checkpoints.save(bare, written, folder, dtype)
 
         return loop.Task(wrapped, optimizer, steps, rate, gradients, evaluate, save if "ema" in strengths else None)
 

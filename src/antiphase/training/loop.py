@@ -74,7 +74,7 @@ class Task:
     ``gradients`` iterates over the steps of an epoch, from a step on. Each adds the gradients of a batch to the
     parameters and gives this process's loss without a graph, and the number of images in the whole batch, whose loss
     is the mean over the processes. ``evaluate`` returns what to log at the end of an epoch. ``save`` writes recipe and
-    weights, rounded to a type, called in every process; None: the model as it is.
+    weights, rounded to a type, in the first process; None: the model as it is.
     """
 
     model: nn.Module
@@ -113,11 +113,11 @@ def train(
     identity = digest(recipe.model_dump_json())
     metrics = _run(task, fields["epochs"], identity, out, accelerator, track, progress)
     dtype = getattr(torch, fields["store"])
-    if task.save is not None:
-        task.save(written, dtype)
-    elif accelerator.is_main_process:
-        checkpoints.save(accelerator.unwrap_model(task.model), written, out, dtype)
     if accelerator.is_main_process:
+        if task.save is not None:
+            task.save(written, dtype)
+        else:
+            checkpoints.save(accelerator.unwrap_model(task.model), written, out, dtype)
         (out / STATE_FILE).unlink(missing_ok=True)
     accelerator.wait_for_everyone()
     if trackers:
@@ -144,34 +144,6 @@ class _Standing:
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
 
-def shard(model: nn.Module, blocks: list[nn.Module], accelerator: Accelerator) -> None:
-    """Divide weights, gradients and optimizer state among the processes, in place, each part on its device.
-
-    A block's weights are put together while it computes, all within the model's own ``forward``. Each parameter is
-    replaced by a new one, whose gradient is the mean over the processes. accelerate can do so on GPUs only.
-    """
-    from torch.distributed.device_mesh import init_device_mesh  # not needed by most runs
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    for module in (*blocks, model):
-        fully_shard(module, mesh=mesh)
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether each process has a part of a tensor."""
-    return hasattr(tensor, "full_tensor")
-
-
-def divided(tensor: Tensor, like: Any) -> Tensor:
-    """Return this process's part of a tensor if ``like`` is divided and of its shape, else the tensor."""
-    if not is_sharded(like) or tensor.shape != like.shape:
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
 def _run(
     task: Task, epochs: int, identity: str, out: Path, accelerator: Accelerator, track: Send, progress: bool
 ) -> list[dict[str, Any]]:
@@ -183,17 +155,13 @@ def _run(
         if len(different := set(began_at.tolist())) > 1:
             fault = f"the processes resume from different steps {sorted(different)}"
             raise UserError(f"{path}: {fault}; use a folder shared by all of them")
-    sharded = any(map(is_sharded, task.model.parameters()))
     due_at = time.monotonic() + 2.0
 
     def save_if_due(last: bool = False) -> None:
         """Save regularly, in at most 5 % of the run time; this does not affect the result."""
         nonlocal due_at
         began = time.monotonic()
-        due = accelerator.is_main_process and (began >= due_at or last)
-        if sharded:  # every process helps to gather what the main one writes
-            due = bool(accelerator.reduce(torch.tensor(due, device=accelerator.device).float(), "sum"))
-        if due:
+        if accelerator.is_main_process and (began >= due_at or last):
             _write_state(task, standing, identity, path, accelerator)
             ended = time.monotonic()
             due_at = ended + max(2.0, 20.0 * (ended - began))
@@ -264,8 +232,7 @@ def _step(task: Task, step: int, gradients: Iterator[tuple[Tensor, int]]) -> tup
 
 def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerator | None = None) -> None:
     """Refuse weights that are not finite, in all processes if there is an accelerator: the next loss would tell."""
-    own = [weight.to_local() if is_sharded(weight) else weight for weight in weights]  # type: ignore[operator]
-    wrong: Any = torch.stack([weight.isfinite().logical_not().any() for weight in own]).any().float()
+    wrong: Any = torch.stack([weight.isfinite().logical_not().any() for weight in weights]).any().float()
     if accelerator is not None:
         wrong = accelerator.reduce(wrong, "sum")
     if wrong:
@@ -273,15 +240,11 @@ def _check_weights(weights: Iterable[Tensor], step: int, accelerator: Accelerato
 
 
 def _write_state(task: Task, standing: _Standing, identity: str, path: Path, accelerator: Accelerator) -> None:
-    writes = accelerator.is_main_process
     model = accelerator.unwrap_model(task.model)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, slots in task.optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
-    gathered = ((name, checkpoints.whole(tensor)) for name, tensor in state.items())
-    tensors = checkpoints.unshared({name: tensor for name, tensor in gathered if writes})
-    if not writes:
-        return
+    tensors = checkpoints.unshared(state)
     _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
     metadata = {"identity": identity, "standing": json.dumps(asdict(standing))}
     with replacing(path) as temporary:
@@ -290,8 +253,6 @@ def _write_state(task: Task, standing: _Standing, identity: str, path: Path, acc
 
 def _load(task: Task, identity: str, path: Path) -> _Standing:
     model, optimizer = getattr(task.model, "module", task.model), task.optimizer
-    own = model.state_dict()
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     weights: dict[str, Tensor] = {}
     slots: dict[int, dict[str, Tensor]] = {}
     try:
@@ -302,10 +263,10 @@ def _load(task: Task, identity: str, path: Path) -> _Standing:
             for name in file.keys():  # noqa: SIM118 (no dictionary)
                 tensor, (kind, rest) = file.get_tensor(name), name.split(".", 1)
                 if kind == "model":
-                    weights[rest] = divided(tensor, own.get(rest))
+                    weights[rest] = tensor
                 else:
                     index, slot = rest.split(".")
-                    slots.setdefault(int(index), {})[slot] = divided(tensor, trained[int(index)])
+                    slots.setdefault(int(index), {})[slot] = tensor
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete it to restart training") from None
     model.load_state_dict(weights)

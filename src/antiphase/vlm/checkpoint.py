@@ -213,20 +213,16 @@ def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
 
 
 @validated
-def save_vlm(
-    vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | Path, dtype: torch.dtype, *, write: bool = True
-) -> None:
+def save_vlm(vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | Path, dtype: torch.dtype) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
-    A tuned language model is rounded to ``dtype``. Without ``write``, a process only helps to gather sharded weights.
+    A tuned language model is rounded to ``dtype``.
     """
     folder, tensors = Path(directory), {}
     tuned = VlmConfig.model_validate(recipe["model"]).tuned
     for name, value in _stored(vlm, tuned).items():
-        whole = checkpoints.whole((value.to(dtype) if tuned and name.startswith("language.") else value).detach())
-        tensors |= {name: whole.cpu().contiguous()} if write else {}
-    if not write:
-        return
+        rounded = value.to(dtype) if tuned and name.startswith("language.") else value
+        tensors[name] = rounded.detach().cpu().contiguous()
     write_json(folder / checkpoints.RECIPE_FILE, recipe)
     if tuned:
         language = folder / LANGUAGE_FOLDER

@@ -38,7 +38,6 @@ def train_vlm(
     *,
     part: int | None = None,
     checkpointing: bool = False,
-    sharded: bool = False,
     trackers: Trackers = (),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
@@ -50,7 +49,6 @@ def train_vlm(
         vlm: the model before training; changed in place.
         part: samples of a process that pass through the model at a time, see :func:`accumulate`; rounding only.
         checkpointing: recompute the language model's layers in the backward pass, to save memory.
-        sharded: divide weights, gradients and optimizer state among the processes; implies checkpointing.
         trackers: experiment trackers, by name or as accelerate's objects.
     """
 
@@ -58,21 +56,17 @@ def train_vlm(
         return prepare(vlm, conversations[row], recipe.stage, recipe.max_length)
 
     def begin(accelerator: Accelerator) -> loop.Task:
-        blocks = decoder_blocks(vlm.language) if checkpointing or sharded else []
-        _check(recipe, len(conversations), accelerator.num_processes, sharded)
-        if (checkpointing or sharded) and not blocks:
-            raise UserError("checkpointing: the model has no known blocks; leave out --checkpointing and --shard")
+        blocks = decoder_blocks(vlm.language) if checkpointing else []
+        _check(recipe, len(conversations), accelerator.num_processes)
+        if checkpointing and not blocks:
+            raise UserError("checkpointing: the model has no known blocks; leave out --checkpointing")
         vlm.eval()  # without dropout, so that a step depends on nothing but its number
         sample(0)  # refuses data of another stage
         trained = trained_parameters(vlm, recipe)
         model = SummedLoss(vlm)
-        if not sharded:
-            model.to(accelerator.device)
+        model.to(accelerator.device)
         if recipe.projector_start == "captions":
             _start_at_captions(vlm, [*range(min(_FITTED, len(conversations)))], sample)
-        if sharded:
-            loop.shard(model, blocks, accelerator)
-            trained = trained_parameters(vlm, recipe)  # others have taken their places
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
             size, count = recipe.batch_size, accelerator.num_processes
@@ -95,20 +89,18 @@ def train_vlm(
         rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)
 
         def save(written: dict[str, Any], dtype: torch.dtype) -> None:
-            save_vlm(vlm, written, out, dtype, write=accelerator.is_main_process)
+            save_vlm(vlm, written, out, dtype)
 
         return loop.Task(parameters, optimizer, steps, rate, gradients, save=save)
 
     return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
 
 
-def _check(recipe: VlmRecipe, conversations: int, processes: int, sharded: bool) -> None:
+def _check(recipe: VlmRecipe, conversations: int, processes: int) -> None:
     size, projector = recipe.batch_size, recipe.model.projector
     loop.check_divisible(size, processes)
     if conversations < size:
         raise UserError(f"batch size {size}: expected 1 to {conversations}, the number of conversations")
-    if sharded and processes == 1:
-        raise UserError("shard: there is one process; start several with torchrun, or leave out --shard")
     if recipe.projector_start == "captions" and recipe.stage == 2:
         raise UserError("projector-start captions: only stage 1 can start so; leave out --projector-start")
     if recipe.projector_start == "captions" and projector != "linear":
@@ -241,8 +233,6 @@ def accumulate(
     loss = torch.zeros((), device=device)
     size = part or (_CPU_PART if device.type == "cpu" else len(samples))
     samples = sorted(samples, key=lambda sample: len(sample.ids))  # so that little is padded
-    sharded = any(map(loop.is_sharded, model.parameters()))
-    scale = accelerator.num_processes if sharded else 1  # gradients are averaged in place of summed
     pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)  # on the right
     blank = torch.zeros(model.vlm.image_shape)
     for start in range(0, len(samples), size):
@@ -252,11 +242,9 @@ def accumulate(
         mask = pad([torch.ones_like(one.ids, dtype=torch.bool) for one in chosen])
         some = any(one.image is not None for one in chosen)
         stacked = torch.stack([blank if one.image is None else one.image for one in chosen]).to(device)
-        # cached copies would keep the whole of a sharded model in memory
-        with autocast(device, precision, cache=not sharded):
+        with autocast(device, precision):
             summed = model(stacked if some else None, ids.to(device), labels.to(device), mask.to(device))
-        (summed * scale / total).backward()
+        (summed / total).backward()
         loss += summed.detach() / total
-    if not sharded:
-        sum_gradients(model.parameters(), accelerator)
+    sum_gradients(model.parameters(), accelerator)
     return loss * accelerator.num_processes

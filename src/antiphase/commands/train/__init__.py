@@ -335,9 +335,6 @@ class TrainVlmOptions(PresetOptions):
     """Share of the steps with linear warm-up. If not given: 0.03."""
     store: Literal["float32", "bfloat16"] = "float32"
     """Type in which a language model that was trained is stored."""
-    shard: bool = False
-    """Divide weights, gradients and optimizer state among the processes of torchrun (FSDP), for a language model that
-    does not fit one device. Implies --checkpointing."""
 
     def model_post_init(self, context: Any, /) -> None:
         if self.pretrained is not None:

@@ -229,7 +229,7 @@ def _train_vlm(options: train.TrainVlmOptions, _: list[str]) -> Metrics:
     fields = {"pretrained_sha256": source, "data_fingerprint": data.fingerprint()}
     fields |= _of_recipe(options, VlmRecipe)
     recipe = make_vlm_recipe(stage, options.preset, config, **fields)
-    return train_vlm(recipe, vlm, data, options.out, sharded=options.shard, **_how(options))
+    return train_vlm(recipe, vlm, data, options.out, **_how(options))
 
 
 def _finetune(options: train.FinetuneOptions, left_out: list[str]) -> Metrics:
