@@ -249,7 +249,7 @@ CALLS = {
     attention.DifferentialAttention: {"dim": 8, "num_heads": 2, "lambda_init": 0.8, "backend": "eager"},
     models.diffvit: {"image_size": 8, "seed": 0, "dim": 8, "num_heads": 2, "lambda_init": 0.8, "head_norm": True},
     models.load_model: {"spec": "specimen:vit-0", "random_weights": False, "seed": 0},
-    training.accuracy: {"model": nn.Flatten(), "data": DATA, "device": "cpu", "batch_size": 4},
+    training.accuracy: {"model": nn.Flatten(), "data": DATA, "device": "cpu"},
     training.make_recipe: {"kind": "vit", "images": DATA, "model_fields": {}, "data": "digits", "seed": 0},
 }
 HOSTILE = (None, "a", -1, 0, 1.5, math.nan, math.inf, True, 2**64, [], {}, torch.ones(4, dtype=torch.bool))

@@ -217,14 +217,15 @@ def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path)
     assert (name in log[-1]) == (find(DEFENCES, name, "defence").term is not None)
 
 
-def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path):
+def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path, monkeypatch):
     images = load_data("digits", split="train", progress=False).subset(21)  # 20 and 1: the second process has 10 and 0
     sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
     defences = {"jasmin": 1.0, "input-gradient": 1.0}
     recipe = make_recipe("diffvit", images, sizes, data="some", epochs=1, batch_size=20, defences=defences)
     second = SimpleNamespace(process_index=1, num_processes=2, device=torch.device("cpu"))
     second.prepare, second.backward = lambda *parts: parts, lambda loss: loss.backward()
-    task = classifier._begin(recipe, images, None, tmp_path, None, lambda model: [], second)
+    monkeypatch.setattr(loop, "train", lambda recipe, out, begin, **_: begin(second))
+    task = train_classifier(recipe, images, None, tmp_path)
     losses = [float(loss) for loss, _ in task.gradients(0, 0)]
     assert math.isfinite(losses[0])
     assert losses[1:] == [0.0]

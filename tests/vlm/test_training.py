@@ -190,9 +190,9 @@ def test_the_loss_is_the_mean_over_all_targets_of_the_batch():
     losses = []
     for one in samples:
         image = None if one.image is None else one.image[None]
-        output = vlm(image, one.ids[None], one.labels[None])
-        _, labels, _ = vlm.embed(image, one.ids[None], one.labels[None])
-        losses.append(F.cross_entropy(output.logits[0, :-1], labels[0, 1:], ignore_index=IGNORED, reduction="none"))
+        embedded, labels, used = vlm.embed(image, one.ids[None], one.labels[None])
+        logits = vlm.language(inputs_embeds=embedded, attention_mask=used).logits
+        losses.append(F.cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=IGNORED, reduction="none"))
     expected = torch.cat(losses).sum() / sum(int((one.labels != IGNORED).sum()) for one in samples)
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in vlm.named_parameters() if p.grad is not None}

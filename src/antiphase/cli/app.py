@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import textwrap
+import time
 import tomllib
 import traceback
 import types
@@ -27,6 +28,7 @@ from antiphase.commands import COMMANDS, commands_of
 from antiphase.errors import Failures, UserError, one_line, shown
 from antiphase.files import read_text, unreadable
 from antiphase.processes import keep_freed_memory, rank_and_count
+from antiphase.registry import imported
 from antiphase.terminal import TABLE_FORMATS, check_format, prepare_streams, say
 
 if TYPE_CHECKING:
@@ -153,7 +155,10 @@ def register(group: typer.Typer, command: "Command") -> None:
         chosen = options.from_file(stored, **typed)
         quiet = as_json or (form is not None and bool(check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
-            answer, tables = command.answer(chosen, shlex.join(["antiphase", *sys.argv[1:]]), form)
+            began = time.monotonic()
+            with command.place(chosen):
+                content = imported(command.run)(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+                answer, tables = command.told(chosen, content, began, form)
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables
         elif tables:

@@ -1,5 +1,6 @@
 """A command: its options, what it does, and the result that is read back from its directory."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,15 +55,37 @@ class Command:
     def has_report(self) -> bool:
         return bool(self.result) and self.in_folder
 
-    def answer(self, options: Any, typed: str, tables: str | None = None) -> tuple[Answer, dict[str, str]]:
-        """Do the work, print what the result says, and return its summary, and its tables in a form."""
+    def place(self, options: Any) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of the work: that of a run's directory, if it has one."""
+        return run_folder(Path(options.out), self.name, options) if self.has_report else contextlib.nullcontext()
+
+    def measure(self, options: Any, typed: str, *, stored: bool = True) -> "Result":
+        """Do the work in the directory of a run and return the result."""
+        with self.place(options):
+            imported(self.run)(options, typed)
+            return self._finished(options, stored)[0]
+
+    def _finished(self, options: Any, stored: bool) -> "tuple[Result, Path]":
+        """Return the result of a run, and its page, written if the directory stays."""
+        from antiphase.commands.result import read_result
+
+        process, out = this_process(), Path(options.out)
+        process.wait()
+        result = read_result(out, self.name, stored=stored)
+        return result, result.write_report(out) if stored and process.first else out
+
+    def told(
+        self, options: Any, content: Any, began: float, tables: str | None = None
+    ) -> tuple[Answer, dict[str, str]]:
+        """Print what the result of a run says, and return its summary, and its tables in a form.
+
+        Of a command without a result ``content`` is the answer. ``began`` is when the work began.
+        """
         from antiphase.report.table import table_text
 
         if not self.has_report:
-            content = imported(self.run)(options, typed)
             return content, {} if tables is None else {one.name: table_text(one, tables) for one in content.tables}
-        began = time.monotonic()
-        result, report = self.measure(options, typed)
+        result, report = self._finished(options, stored=True)
         if not this_process().first:
             return None, {}
         for part in result.console() if tables is None else ():
@@ -70,21 +93,9 @@ class Command:
         for warning in result.warnings:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-        content = result.summary | {"out": str(options.out), "report": str(report)}
+        summary = result.summary | {"out": str(options.out), "report": str(report)}
         texts = {} if tables is None else {name: result.table(name, tables) for name in result.table_names}
         if not (unmet := result.unmet()):
-            return content, texts
+            return summary, texts
         say(f"antiphase: {'; '.join(unmet)}", err=True)
-        return Refusal(content | {"unmet": unmet}), texts
-
-    def measure(self, options: Any, typed: str, *, stored: bool = True) -> "tuple[Result, Path]":
-        """Do the work in the directory of a run; return the result and its page, written if the directory stays."""
-        from antiphase.commands.result import read_result
-
-        out = Path(options.out)
-        with run_folder(out, self.name, options):
-            imported(self.run)(options, typed)
-            process = this_process()
-            process.wait()
-            result = read_result(out, self.name, stored=stored)
-            return result, result.write_report(out) if stored and process.first else out
+        return Refusal(summary | {"unmet": unmet}), texts

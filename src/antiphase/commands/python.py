@@ -118,7 +118,7 @@ def _run(name: str, values: dict[str, Any]) -> Result:
         if not stored and "cache" in fields and "cache" not in text:
             temporary["cache"] = f"{out}/features"
         chosen = command.options(**text | {"out": out} | temporary)
-        result, _ = command.measure(chosen, _call(name, chosen, temporary), stored=stored)
+        result = command.measure(chosen, _call(name, chosen, temporary), stored=stored)
     if stored or "run.json" not in result.files:
         return result
     record = result.record

@@ -1,6 +1,7 @@
 """``antiphase rerun``: a run repeated with the options that it stored, and compared with its repetition."""
 
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from antiphase.commands.options import Directory, Options, Quiet, Typed
 from antiphase.commands.run_folder import held_by
 from antiphase.errors import UserError, shown
 from antiphase.files import read_json, read_json_lines, read_rows
+from antiphase.registry import imported
 from antiphase.terminal import say
 
 if TYPE_CHECKING:
@@ -64,7 +66,9 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     command = find_command(name)
     repeated = command.options.from_file(stored)
     check_code(repeated, options.run_code, run)
-    command.answer(repeated, typed)
+    began = time.monotonic()
+    with command.place(repeated):
+        command.told(repeated, imported(command.run)(repeated, typed), began)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())

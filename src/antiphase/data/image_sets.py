@@ -211,7 +211,7 @@ def split_by_digest(files: Sequence[str]) -> dict[str, str]:
     for file in sorted(files, key=lambda file: hashlib.sha256(file.encode()).hexdigest()):
         seen[folder := file.partition("/")[0]] += 1
         splits[file] = "train" if seen[folder] <= _TRAIN_IMAGES else "test"
-    return splits
+    return {file: splits[file] for file in files}
 
 
 def digits(split: str) -> ArrayImages:

@@ -76,7 +76,7 @@ def measure(
     options.ensemble.check(model, data.images(range(1)), context)
     kept = kept or KeptImages(0.0, frozenset())
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
-    results = cells.sweep(cells.attack, options.nested)
+    results = unchecked(sweep)(*cells.given(cells.attack), nested=options.nested, ids=data.ids)
     for at in (result for result in results if result.threat.eps == kept.eps):
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
             if number < 0 or sample not in kept.samples:
@@ -106,7 +106,8 @@ def passes_left(
         return cells.result(stage, threat, ids, robust)
 
     # going down, only what is broken is attacked again: then every ε counts whole
-    cells.sweep(count, "off" if options.nested == "down" else options.nested)
+    nested: Any = "off" if options.nested == "down" else options.nested
+    unchecked(sweep)(*cells.given(count), nested=nested, ids=data.ids)
     known = [passes for passes in counts if passes is not None]
     return None if len(known) < len(counts) else (sum(f for f, _ in known), sum(b for _, b in known))
 
@@ -152,16 +153,15 @@ class _Cells:
     def position(self) -> dict[int, int]:
         return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
 
-    def sweep(self, attack: Callable[..., AttackResult], nested: Any) -> list[AttackResult]:
-        """Call ``attack`` with each stage and its samples in place of the stage's attack."""
+    def given(self, attack: Callable[..., AttackResult]) -> tuple[Any, ...]:
+        """Return what a sweep is given that calls ``attack`` with each stage and its samples in the stage's place."""
         # settings are checked with the images that are attacked
         ensemble = self.options.ensemble
         stages = [replace(one, attack=functools.partial(attack, one), settings={}) for one in ensemble.stages]
         # the stages load their images; in place of pixels, a sample has the number of the cell that has them
         unknown = torch.full((len(self.data), 1), -1.0, dtype=torch.float64)
         threat = Threat(self.options.norm, self.options.eps[0])
-        given = (Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat)
-        return unchecked(sweep)(*given, self.options.eps, nested=nested, ids=self.data.ids)
+        return Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat, self.options.eps
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache:
         what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
