@@ -14,7 +14,8 @@ NAMES = ("mean over ε", "probe", "zero-shot", "zero-shot shifted", "few-shot", 
 NAMES += ("mmvp", "mask average precision", "fitted fall")
 LABEL = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|" + "|".join(sorted(NAMES, key=len, reverse=True)))
 DIFFERENCE = re.compile(
-    r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\](?:, (undecided|absent|holds|contradicted))?"
+    r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\]"
+    r"(?:, (undecided|absent|holds|contradicted|smaller than claimed))?"
 )
 # what numbers a sentence has that are no results: budgets, depths, a data set's name
 NO_RESULT = re.compile(
