@@ -425,11 +425,18 @@ def draw_gallery(
         sample=np.array(samples),
         label=some.labels.numpy(),
         clean=clean,
-        adversarial=np.stack(list(map(np.load, shown["image"]))).reshape(*shape, *clean.shape[1:]),
+        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
         clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
         prediction=shown["prediction"].to_numpy().reshape(shape),
         files=tuple(map(printable, getattr(some, "files", ()))),
     )
+
+
+def _read(path: str) -> Any:
+    try:
+        return np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); delete it, and the gallery lacks it") from error
 
 
 _BATCH = {"cuda": 128}  # images at once; elsewhere a batch of 16 takes as long per image as a larger one

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from antiphase.commands.result import Result, combined_rows
 from antiphase.errors import UserError
+from antiphase.files import unreadable
 from antiphase.report import figure as figures
 from antiphase.report.figure import Family, colors_of, families, seed_counts, shortened
 from antiphase.report.page import Headline, Panel, Plot, Section
@@ -99,7 +100,11 @@ def sensitivity_sections(result: Result, pairs: Sequence[tuple[str, str]], group
     for part, (schema, draw) in _PARTS.items():
         if part not in result.tables:
             continue
-        plots, tables, numbers = draw(result.frame(part).select(*schema), pairs, groups)
+        try:
+            rows = result.frame(part).select(*schema)
+        except pl.exceptions.PolarsError as error:
+            raise unreadable(f"{part}.parquet", error, "run it again") from None
+        plots, tables, numbers = draw(rows, pairs, groups)
         words = _WORDS[part]
         sentences = [words["words"].format(**numbers), _WORDS["intervals"]]
         sentences += [_WORDS["seeds"].format(seeds=seeds)] if seeds else []
