@@ -59,7 +59,6 @@ class RobustnessBench:
     search: str = "float32"
     clip_data: tuple[str, ...] = ("openmoji",)
     clip_probed: str = "openmoji"
-    clip_layers: bool = True  # whether layers of CLIPs are measured that no profile names
     prompt: str = PAPER_TEMPLATE
 
     def train(self, model: str, seed: int, data: str | None = None, adversary: float = 0.0, **sizes: Any) -> TrainVit:
@@ -157,12 +156,6 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
         labels = {find_clip(variant).label for variant in variants}
         return [one for one in released() if one.series in labels]
     return diffclip.models(profile, variants, [sizes.main])
-
-
-def measured_clips(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> list[TrainClip | Given]:
-    """Return the CLIPs of :func:`clip_models` whose layers are measured."""
-    chosen = bench(profile).clip_layers or diffclip.bench(profile).given
-    return clip_models(profile, variants) if chosen else []
 
 
 def attacked_clips(profile: Profile) -> list[tuple[TrainClip | Given, str]]:

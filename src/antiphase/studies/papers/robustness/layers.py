@@ -15,8 +15,8 @@ from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
     PAPER,
     bench,
+    clip_models,
     measured,
-    measured_clips,
     slow_study,
     twins,
     vit_and_clip_settings,
@@ -254,8 +254,8 @@ MODEL = ["data", "series", "depth", SEED]
 
 def _layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
-    both = [*twins(profile, None), *measured_clips(profile)]
-    differential = [*twins(profile, None, ["diffvit"]), *measured_clips(profile, ["diffclip"])]
+    both = [*twins(profile, None), *clip_models(profile)]
+    differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
     made = [sizes.sense_of(model, "lipschitz") for model in both]
     return [*made, *(sizes.sense_of(model, "alignment") for model in differential)]
 
@@ -340,7 +340,7 @@ BELOW = (pl.col("cross") < 0).cast(pl.Float64)
 
 
 def _alignment_cells(profile: Profile) -> list[Cell]:
-    models = [*twins(profile, None, ["diffvit"]), *measured_clips(profile, ["diffclip"])]
+    models = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
     parts = ("alignment", "alignment-perturbed")
     return [bench(profile).sense_of(model, part) for model in models for part in parts]
 
