@@ -1,8 +1,8 @@
 """The answers of README from results/ alone: a second implementation, without antiphase.
 
-`python tests/oracles/findings.py` prints them. Intervals are those of docs/concepts/intervals.md, which leaves
-open how the mean of several groups of images is judged: here the images' variances are added up by group, and
-Satterthwaite's degrees of freedom as well. Strata of margins are the 20 quantiles of all margins of both twins.
+`python tests/oracles/findings.py` prints them. Intervals are those of docs/concepts/intervals.md; of a mean over
+groups of images the images' variances are added up by group, without its factor n/(n − 1). Strata of margins are the
+20 quantiles of all margins of both twins.
 """
 
 from dataclasses import dataclass, replace
@@ -232,7 +232,11 @@ def helps(attacks):
                 *by_class("first", task="probe", data="noto-emoji"),
             ),
             interval("zero-shot", *by_class("first", task="zero-shot", data="openmoji")),
-            interval("zero-shot shifted", *by_class("first", task="zero-shot", data="noto-emoji")),
+            interval(
+                "zero-shot shifted",
+                *by_class("first", task="zero-shot", data="noto-emoji"),
+                *by_class("first", task="zero-shot", data="blobmoji"),
+            ),
             interval("few-shot", *by_set("score", task="few-shot")),
             interval("image retrieval", *by_set("fifth", task="retrieval", setting="image")),
             interval("text retrieval", *by_set("fifth", task="retrieval", setting="text")),

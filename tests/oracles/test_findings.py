@@ -83,7 +83,7 @@ def test_each_other_number_is_that_of_the_rows_or_listed(question):
 
 def _fitting(question, *numbers):
     """The rows of a question whose estimate and interval round to three numbers."""
-    # intervals.md leaves open how many degrees of freedom a mean over groups has: one unit of the last digit
+    # intervals.md multiplies the images' part of a mean over groups by n/(n − 1): one unit of the last digit
     return [
         row
         for row in _recomputed()[question][0]

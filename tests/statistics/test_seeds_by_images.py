@@ -39,6 +39,40 @@ def test_its_interval_covers_the_truth_as_often_as_it_says(seeds, samples, sprea
     assert 0.93 <= covered / rounds <= 0.995
 
 
+def _counted_alike(values, groups):
+    """The values of docs/concepts/intervals.md: their mean is that of the groups' means."""
+    means = np.array([values[..., groups == g].mean() for g in np.unique(groups)])
+    n, sizes = len(groups), np.bincount(groups)[groups]
+    stretch = np.sqrt(sizes / (sizes - 1)) * n / (len(means) * sizes)
+    return means.mean() + stretch * (values - np.stack([means[g] for g in groups], -1))
+
+
+def test_with_one_seed_and_two_groups_it_is_welchs():
+    draw = np.random.default_rng(2)
+    one, two = draw.normal(1, 3, size=3), draw.normal(size=60)
+    groups = np.repeat([0, 1], [3, 60])
+    values = _counted_alike(np.concatenate([one, two]), groups)
+    even = values.mean() + (values - values.mean()) * np.sqrt(62 / 63)  # crossed_mean divides by n − 1
+    found = crossed_mean(even[None], groups)
+    expected = stats.ttest_ind(one, -two, equal_var=False).confidence_interval()
+    assert (2 * found.low, 2 * found.high) == pytest.approx((expected.low, expected.high))
+    assert found.spread.degrees < 3 < crossed_mean(even[None]).spread.degrees
+
+
+def test_its_interval_covers_the_truth_where_a_group_is_small():
+    draw = np.random.default_rng(3)
+    groups, rounds = np.repeat([0, 1, 2], [3, 60, 60]), 1000
+    covered = np.zeros(2)
+    for _ in range(rounds):
+        values = draw.normal(size=(1, 123)) * np.array([3, 1, 1])[groups] + draw.normal(size=(8, 123)) * 0.3
+        values = _counted_alike(values, groups)
+        found = crossed_mean(values, groups), crossed_mean(values)
+        covered += [one.low <= 0 <= one.high for one in found]
+    by_group, as_one = covered / rounds
+    assert as_one < 0.87
+    assert by_group > 0.91
+
+
 def test_hits_that_all_agree_are_not_certain():
     found = crossed_mean(np.zeros((3, 100)))
     assert found.value == 0

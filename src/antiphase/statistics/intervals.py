@@ -161,10 +161,11 @@ def jackknife(parts: Parts, statistic: Statistic) -> Estimate:
 def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> Estimate:
     """Estimate the mean of group means, in which every class has equal weight, of values within [−1, 1].
 
-    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g s_g²/n_g with s_g² the variance within group g, interval m ± t·s, Student's t,
-    n − G degrees of freedom. A group of equal values gets the variance with one more value on either side,
-    (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0; a group of one sample the mean variance of the
-    others. If no group has two samples the interval is infinite.
+    m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g v_g, v_g = s_g²/n_g with s_g² the variance within group g, interval m ± t·s,
+    Student's t, Satterthwaite's (Σ v_g)²/Σ(v_g²/(n_g − 1)) degrees of freedom. A group of equal values gets the
+    variance with one more value on either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0; a
+    group of one sample the mean variance of the others and their n − G degrees. If no group has two samples the
+    interval is infinite.
     """
     if not len(values):
         raise ValueError("a mean over no samples")
@@ -176,8 +177,9 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
     within = np.bincount(place, np.square(values - means[place])) / np.maximum(counts - 1, 1)
     within = np.where(within > _NO_WIDTH, within, (counts + 1) / (counts + 2) ** 2)
     within = np.where(counts > 1, within, within[counts > 1].mean())
-    spread = math.sqrt(float((within / counts).sum())) / len(counts)
-    return _around(value, student_t(degrees) * spread, len(values))
+    parts = within / counts
+    own = float(parts.sum() ** 2 / (parts**2 / np.where(counts > 1, counts - 1, degrees)).sum())
+    return _around(value, student_t(own) * math.sqrt(float(parts.sum())) / len(counts), len(values))
 
 
 def _left_out(parts: np.ndarray, statistic: Statistic) -> Values:

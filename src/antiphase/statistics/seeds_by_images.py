@@ -9,13 +9,14 @@ Source: F. E. Satterthwaite, "An approximate distribution of estimates of varian
 import bisect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from jaxtyping import Int64
 from scipy import stats
 
 from antiphase.statistics.decisions import LEVEL
-from antiphase.statistics.intervals import Estimate, SeedsBySamples, student_t
+from antiphase.statistics.intervals import Estimate, SeedsBySamples, Values, student_t
 
 POWER = 0.8  # probability with which a difference is to be found
 MOST_SEEDS = 1000
@@ -31,6 +32,7 @@ class Spread:
     by_seed: float  # S, the variance of the seeds' means divided by k; 0 with one seed
     by_sample: float  # I, the variance of the samples' means divided by n
     rest: float  # R, the variance of the residuals divided by kn; 0 with one seed
+    by_group: float | None = None  # degrees of freedom of I, if samples are of groups that count alike; else n − 1
 
     @property
     def variance(self) -> float:
@@ -44,17 +46,18 @@ class Spread:
 
     @property
     def degrees(self) -> float:
-        """Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/(n − 1)); n − 1 with one seed."""
+        """Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/ν), ν those of I; ν with one seed."""
+        of_samples = self.n - 1.0 if self.by_group is None else self.by_group
         if self.seeds == 1:
-            return self.n - 1.0
-        return self.variance**2 / (self.by_seed**2 / (self.seeds - 1) + self.by_sample**2 / (self.n - 1))
+            return of_samples
+        return self.variance**2 / (self.by_seed**2 / (self.seeds - 1) + self.by_sample**2 / of_samples)
 
     def at(self, seeds: int) -> "Spread":
         """Return the spread that another number of seeds is expected to have on the same samples."""
         scale = self.seeds / seeds
         rest = self.rest * scale
         by_sample = max(self.by_sample - self.rest, 0.0) + rest
-        return Spread(seeds, self.n, self.by_seed * scale, by_sample, rest)
+        return replace(self, seeds=seeds, by_seed=self.by_seed * scale, by_sample=by_sample, rest=rest)
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,17 @@ class CrossedEstimate(Estimate):
         return 0 if self.spread is None else self.spread.seeds
 
 
-def crossed_mean(values: SeedsBySamples) -> CrossedEstimate:
+def crossed_mean(values: SeedsBySamples, groups: Int64[np.ndarray, " samples"] | None = None) -> CrossedEstimate:
     """Estimate the mean over crossed seeds and samples of hits, or differences of hits, within [−1, 1].
 
     The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
     equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply a
     rate of 0. With one seed the interval is over the samples only.
+
+    Args:
+        groups: the group of each sample, where groups count alike and values differ from the mean by what they differ
+            by within their group. With Q_g the sum of squares of group g of n_g samples, I has
+            ν = (Σ Q_g)²/Σ(Q_g²/(n_g − 1)) degrees of freedom: few where a small group varies most.
     """
     k, n = values.shape
     if not values.size or not np.isfinite(values).all():
@@ -87,13 +95,20 @@ def crossed_mean(values: SeedsBySamples) -> CrossedEstimate:
     by_seed, by_sample = values.mean(1), values.mean(0)
     samples = float(by_sample.var(ddof=1))
     samples = (samples if samples > 1e-12 else (n + 1) / (n + 2) ** 2) / n
-    spread = Spread(1, n, 0.0, samples, 0.0)
+    spread = Spread(1, n, 0.0, samples, 0.0, None if groups is None else _degrees(by_sample - mean, groups))
     if k > 1:
         rest = values - by_seed[:, None] - by_sample[None] + mean
         rest = float(np.square(rest).sum()) / ((k - 1) * (n - 1)) / (k * n)
-        spread = Spread(k, n, float(by_seed.var(ddof=1)) / k, samples, rest)
+        spread = replace(spread, seeds=k, by_seed=float(by_seed.var(ddof=1)) / k, rest=rest)
     half = student_t(spread.degrees) * spread.error
     return CrossedEstimate(mean, mean - half, mean + half, n, spread)
+
+
+def _degrees(deviations: Values, groups: Int64[np.ndarray, " samples"]) -> float | None:
+    squares, sizes = np.bincount(groups, np.square(deviations)), np.bincount(groups)
+    several = sizes > 1
+    whole = float((squares[several] ** 2 / (sizes[several] - 1)).sum())
+    return float(squares.sum()) ** 2 / whole if whole else None
 
 
 def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> float:

@@ -13,6 +13,7 @@ from antiphase.statistics.seeds_by_images import CrossedEstimate, crossed_mean
 from antiphase.studies.figures import BY_SEED, ESTIMATES
 
 SEED, SAMPLE = "training_seed", "sample"
+STRATUM = "stratum"  # of a sample, where strata count alike: a class, a data set
 ASR = pl.col("success").cast(pl.Float64)
 CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
 Kind = Literal["share", "size", "difference", "number"]
@@ -35,7 +36,7 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
     found = []
     for key, block in rows.group_by(by, maintain_order=True):
         matrix = as_matrix(block, value, str(key))
-        estimate = _WITHIN[kind](crossed_mean(matrix))
+        estimate = _WITHIN[kind](crossed_mean(matrix, _groups(block)))
         by_seed = matrix.mean(1).tolist()
         found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix), by_seed))
     schema: dict[str, Any] = {name: rows.schema[name] for name in by}
@@ -145,7 +146,7 @@ def contrast(
         if "cell" in block.columns:  # a row made of several cells has a list of them
             own = block["cell"].unique()
             cells.update(own.explode() if own.dtype == pl.List else own)
-    return replace(crossed_mean(np.asarray(combined)), cells=tuple(sorted(cells)))
+    return replace(crossed_mean(np.asarray(combined), _groups(blocks[0])), cells=tuple(sorted(cells)))
 
 
 def _levels(rows: pl.DataFrame, column: str, where: Mapping[str, Any]) -> list[Any]:
@@ -157,6 +158,14 @@ def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:
         near = (pl.col(column) - value).abs() < 1e-9 if isinstance(value, float) else pl.col(column) == value
         rows = rows.filter(near)
     return rows
+
+
+def _groups(block: pl.DataFrame) -> np.ndarray | None:
+    """Return the group of each sample in the order of :func:`as_matrix`; None if samples are of one."""
+    if STRATUM not in block.columns:
+        return None
+    groups = block.group_by(SAMPLE).agg(pl.first(STRATUM)).sort(SAMPLE)[STRATUM].rank("dense")
+    return groups.to_numpy().astype(np.int64) if groups.n_unique() > 1 else None
 
 
 def as_matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:

@@ -15,7 +15,7 @@ from antiphase.evaluation.tasks import find_task
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.studies.cells import Given, TrainClip
 from antiphase.studies.claims import Check, Claim
-from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates
+from antiphase.studies.estimation import SAMPLE, SEED, STRATUM, difference, estimates
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Panel, Table, panels, tables
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks, filled
@@ -138,6 +138,7 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
         image.otherwise(episode.otherwise(unit)).alias(SAMPLE),
         task=pl.when(retrieved).then(pl.format("{} retrieval", setting)).otherwise(named.otherwise(task)),
         value=pl.coalesce("score", hit),
+        stratum=pl.lit(""),
         classes=task.is_in(["zero-shot", "probe"]) & pl.col("data").is_in(list(CLASSES_ALIKE)),
     )
     order = observed.select(among).unique(maintain_order=True).with_row_index("order")
@@ -161,14 +162,16 @@ def alike(observed: pl.DataFrame, among: Sequence[str], strata: str) -> pl.DataF
 
     With m_g the mean of stratum g of n_g rows among n, G strata and b = 1/G·Σ_g m_g, a value v of stratum g becomes
     b + s_g·n/(G·n_g)·(v − m_g): the mean over all rows is b, and rows differ by what they differ by within their
-    stratum. s_g = √(k/(k − 1)) for k samples in the stratum makes up for the mean that was taken from few.
+    stratum. s_g = √(k/(k − 1)) for k samples in the stratum makes up for the mean that was taken from few. The column
+    ``stratum`` names them for the degrees of freedom, those of an average over strata in it as well.
     """
     own = [*among, strata]
     mean, size, samples = pl.mean("value").over(own), pl.len().over(own), pl.col(SAMPLE).n_unique().over(own)
     stretch = (samples / (samples - 1).clip(1)).sqrt()
     whole, count = pl.len().over(among), pl.col(strata).n_unique().over(among)
     centre = (mean / size).sum().over(among) / count
-    return observed.with_columns(value=centre + stretch * whole / (count * size) * (VALUE - mean))
+    value = centre + stretch * whole / (count * size) * (VALUE - mean)
+    return observed.with_columns(value.alias("value"), pl.format("{} {}", strata, STRATUM).alias(STRATUM))
 
 
 def averaged(observed: pl.DataFrame, over: str = "data", name: str = AVERAGE) -> pl.DataFrame:
@@ -178,7 +181,7 @@ def averaged(observed: pl.DataFrame, over: str = "data", name: str = AVERAGE) ->
     count = pl.col(over).n_unique()
     whole = observed.filter(count.over(among) == count.over(every))
     samples = whole.group_by([*among, over, SAMPLE], maintain_order=True)  # may have rows of several seeds
-    means = samples.agg(pl.first("seed", "group", "pattern"), pl.mean("value")).select(observed.columns)
+    means = samples.agg(pl.first("seed", "group", "pattern", STRATUM), pl.mean("value")).select(observed.columns)
     means = means.with_columns(pl.format("{} {}", over, SAMPLE).alias(SAMPLE))
     return alike(means, among, over).with_columns(pl.lit(name).alias(over))
 
