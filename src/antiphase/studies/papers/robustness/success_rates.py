@@ -347,4 +347,4 @@ def _clip_checks(worst: pl.DataFrame) -> list[Check]:
     return checks
 
 
-FIGURE_6 = vit_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, settings=vit_and_clip_settings)
+FIGURE_6 = slow_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, vit_and_clip_settings)
