@@ -1,8 +1,6 @@
-"""LLaVA's JSON files and shards, against the records written here."""
+"""LLaVA's JSON files, against the records written here."""
 
-import io
 import json
-import tarfile
 
 import pytest
 import torch
@@ -102,82 +100,3 @@ def test_every_source_is_described():
     assert all(CONVERSATION_SOURCES.values())
     with pytest.raises(UserError, match="stage 3: expected 1"):
         load_conversations("llava:x.json", stage=3)
-
-
-def shard(path, *members):
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            content = content if isinstance(content, bytes) else json.dumps(content).encode()
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
-def test_keys_of_shards_may_have_dots(tmp_path):
-    drawn = io.BytesIO()
-    Image.new("RGB", (5, 3)).save(drawn, "PNG")
-    asked = said("<image>\nA cat?", "Yes")
-    shard(tmp_path / "a.tar", ("a.v1.json", asked), ("a.v1.png", drawn.getvalue()), ("b.v1.json", said("?", "!")))
-    found = load_conversations(f"shards:{tmp_path}/a.tar", stage=2)
-    assert [(one.id, one.image is None) for one in found] == [("a.v1", False), ("b.v1", True)]
-
-
-@pytest.fixture
-def shards(tmp_path):
-    """Two shards: messages alone, as Megatron-LM's converter writes them, and whole records."""
-    drawn = io.BytesIO()
-    Image.new("RGB", (5, 3), (255, 0, 51)).save(drawn, "PNG")
-    png = drawn.getvalue()
-    shard(
-        tmp_path / "pretrain-0.tar",
-        ("0001.png", png),
-        ("0001.json", said("<image>\nA cat?", "Yes")),
-        ("0002.json", said("Name it.\n<image>", "A cat.")),
-        ("0002.png", png),
-    )
-    record = {"id": "named", "image": "coco/elsewhere.jpg", "conversations": said("<image>\nA dog?", "No")}
-    shard(
-        tmp_path / "pretrain-1.tar",
-        ("7.json", record),
-        ("7.PNG", png),
-        ("8.json", {"id": 8, "conversations": said("Hello!", "Good day!")}),
-    )
-    return tmp_path
-
-
-def test_shards_have_the_conversations_of_the_same_records_in_llava_s_layout(shards, folder, monkeypatch):
-    found = load_conversations("shards:pretrain-{0..1}.tar", stage=2, root=shards)
-    assert [(one.id, one.turns) for one in found] == [
-        ("0001", (("A cat?", "Yes"),)),
-        ("0002", (("Name it.", "A cat."),)),
-        ("named", (("A dog?", "No"),)),
-        ("8", (("Hello!", "Good day!"),)),
-    ]
-    pixels = torch.tensor([1.0, 0.0, 0.2])[:, None, None].expand(3, 3, 5)
-    for one in list(found)[:3]:
-        torch.testing.assert_close(one.image, pixels)
-    assert found[3].image is None
-    monkeypatch.chdir(shards)
-    again = load_conversations("shards:pretrain-*.tar", stage=2)
-    assert again.fingerprint() == found.fingerprint()
-    assert load_conversations("shards:pretrain-0.tar", stage=2).fingerprint() != found.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("name", "members", "message"),
-    [
-        ("shards:none.tar", (), "no shard matches 'none.tar'"),
-        ("shards:https://host/0.tar", (), "https://host/0.tar is remote; download it"),
-        ("shards:x.tar", (), "no conversations in 1 shards; expected KEY.json"),
-        ("shards:x.tar", (("1.png", b"x"),), "1 has no valid JSON file"),
-        ("shards:x.tar", (("1.json", b"{"),), "1 has no valid JSON file"),
-        ("shards:x.tar", (("1.json", 1),), "record 0: "),
-        ("shards:x.tar", (("1.json", said("<image>", "b")),), "<image> occurs 1 times"),
-    ],
-)
-def test_mistakes_in_shards_are_told_in_one_line(tmp_path, monkeypatch, name, members, message):
-    monkeypatch.chdir(tmp_path)
-    shard(tmp_path / "x.tar", *members)
-    with pytest.raises(UserError, match=message) as caught:
-        load_conversations(name, stage=1)
-    assert "\n" not in str(caught.value)

@@ -1,10 +1,9 @@
-"""CLIPs exported to open_clip and transformers: these libraries load them and compute the same logits."""
+"""CLIPs exported to open_clip, which loads them and computes the same logits."""
 
 import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from PIL import Image
 
 from antiphase.data.decoding import pil_to_tensor
@@ -61,34 +60,14 @@ def test_open_clip_computes_the_same_logits_from_a_picture_and_words(model, pict
         load_model(f"open_clip:{tmp_path / 'out'}", random_weights=True)
 
 
-@torch.no_grad()
-def test_transformers_computes_the_same_logits_from_a_picture_and_words(model, picture, tmp_path, capsys):
-    write_model(model, tmp_path, layout="transformers")
-    theirs = transformers.CLIPModel.from_pretrained(tmp_path).eval()
-    capsys.readouterr()  # its progress bar
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path)(
-        TEXTS, padding=True, truncation=True, return_tensors="pt"
-    )
-    process = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    inputs = process(picture, return_tensors="pt")["pixel_values"]
-    pixels = inputs * torch.tensor(process.image_std).view(3, 1, 1) + torch.tensor(process.image_mean).view(3, 1, 1)
-    expected = logits(model, pixels, TEXTS)
-    torch.testing.assert_close(theirs(**tokens, pixel_values=inputs).logits_per_image, expected, rtol=1e-4, atol=1e-4)
-    again = load_model(f"hf:{tmp_path}")  # compares its own preprocessing with the processor's
-    own = pixels_of(model, picture)
-    assert torch.equal(pixels_of(again, picture), own)
-    torch.testing.assert_close(logits(again, own, TEXTS), logits(model, own, TEXTS), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("layout", ["open_clip", "transformers"])
-def test_what_a_layout_cannot_express_is_one_line_and_nothing_is_written(tmp_path, layout):
+def test_what_the_layout_cannot_express_is_one_line_and_nothing_is_written(tmp_path):
     for other, why in (
         (diffclip(**SIZES), "the image tower has differential attention; expected standard attention"),
         (diffclip(towers="text", **SIZES), "the text tower has differential attention; expected standard"),
         (clip(logit_bias=-10.0, **SIZES), "cannot store a logit bias"),
     ):
         with pytest.raises(UserError, match=why):
-            write_model(other, tmp_path, layout=layout)
-    with pytest.raises(UserError, match=f"layout '{layout}': expected a CLIP, not VisionTransformer"):
-        write_model(load_model("specimen:vit-0"), tmp_path, layout=layout)
+            write_model(other, tmp_path, layout="open_clip")
+    with pytest.raises(UserError, match="layout 'open_clip': expected a CLIP, not VisionTransformer"):
+        write_model(load_model("specimen:vit-0"), tmp_path, layout="open_clip")
     assert not list(tmp_path.iterdir())

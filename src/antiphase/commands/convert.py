@@ -75,7 +75,7 @@ class ExportOptions(Options):
 
     antiphase export diffclip:checkpoint_best.pt#lambda_init=0.8 --out models/diffclip
     antiphase export runs/diffclip --layout released --out models/released
-    antiphase export runs/clip --layout transformers --out models/clip
+    antiphase export runs/clip --layout open_clip --out models/clip
     antiphase export runs/diffclip --push somebody/diffclip-openmoji
     """
 
@@ -83,9 +83,9 @@ class ExportOptions(Options):
     """Model: a run directory, diffclip:PATH#lambda_init=0.8, hub:USER/NAME."""
     out: Directory | None = None
     """Directory to write. Either this or --push is needed."""
-    layout: Literal["antiphase", "released", "open_clip", "transformers"] = "antiphase"
+    layout: Literal["antiphase", "released", "open_clip"] = "antiphase"
     """Files to write: ours, those of DiffCLIP's released code, or, for a CLIP with standard attention, those that
-    open_clip or transformers load."""
+    open_clip loads."""
     push: str | None = None
     """Hub repository, USER/NAME, to write to in our layout."""
     public: bool = False

@@ -14,15 +14,13 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data.archives import IMAGE_SUFFIXES, read_samples
 from antiphase.data.captions import read_list
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
 from antiphase.data.folders import refuse_missing
-from antiphase.data.shards import find_shards
 from antiphase.data.sources import find_named, listed_sources
 from antiphase.errors import UserError, shown
-from antiphase.files import digest, parse_json
+from antiphase.files import digest
 from antiphase.streams import generator, key
 
 ANSWERS = ("No", "Yes")  # to ``ask``, in the order of a classifier's classes
@@ -102,25 +100,11 @@ def query_settings(query: str) -> dict[str, str]:
     return {name: value for name, _, value in (part.partition("=") for part in query.split("&") if part)}
 
 
-def _llava(records: Sequence[dict[str, Any]], folder: Path) -> Conversations:
-    """Return records of LLaVA's layout, with paths relative to a folder. The fingerprint is without pixels."""
-
-    def look(position: int) -> tuple[str | None, Turns]:
-        image, messages = records[position].get("image"), _answered(records[position]["conversations"])
-        mark = "" if image else _PLACE  # without an image it is a word like any other
-        texts = (message["value"].replace(_PLACE, mark).strip() for message in messages)
-        return image, tuple(zip(texts, texts, strict=True))
-
-    return Conversations(
-        [str(record["id"]) for record in records],
-        look,
-        lambda file: decode_whole(folder / file),
-        cache(lambda: digest("llava", *(repr(sorted(record.items())) for record in records))),
-    )
-
-
 def llava_conversations(name: str, path: str, root: Path, images: str = "", only: str = "") -> Conversations:
-    """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin."""
+    """Read a JSON file in LLaVA's layout: ``llava:JSON?images=DIR``, and perhaps ``&only=``, with which paths begin.
+
+    The fingerprint is without pixels.
+    """
     if not images:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
     places = (Path(place).expanduser() for place in (images, path))
@@ -131,17 +115,27 @@ def llava_conversations(name: str, path: str, root: Path, images: str = "", only
     if only and isinstance(records, list):
         told = (one for one in records if isinstance(one, dict))
         records = [one for one in told if str(one.get("image", "")).startswith(only)]
-    records = _checked(records, file, literal=True)
+    records = _checked(records, file)
     if not records:
         of = f" about an image whose path begins with {only!r}" if only else ""
         raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
     refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
-    return _llava(records, folder)
+
+    def look(position: int) -> tuple[str | None, Turns]:
+        image, messages = records[position].get("image"), _answered(records[position]["conversations"])
+        mark = "" if image else _PLACE  # without an image it is a word like any other
+        texts = (message["value"].replace(_PLACE, mark).strip() for message in messages)
+        return image, tuple(zip(texts, texts, strict=True))
+
+    ids, read = [str(record["id"]) for record in records], lambda file: decode_whole(folder / file)
+    return Conversations(
+        ids, look, read, cache(lambda: digest("llava", *(repr(sorted(one.items())) for one in records)))
+    )
 
 
-def _checked(records: Any, path: Path, *, literal: bool) -> list[dict[str, Any]]:
-    """Return a file's records with an answer; unless ``literal``, ``<image>`` without an image is a mistake."""
+def _checked(records: Any, path: Path) -> list[dict[str, Any]]:
+    """Return a file's records with an answer."""
     if not isinstance(records, list):
         raise UserError(f"{path}: expected a list of conversations; download it again")
     for number, record in enumerate(records):
@@ -154,11 +148,11 @@ def _checked(records: Any, path: Path, *, literal: bool) -> list[dict[str, Any]]
                 fault = "the messages are not from human and gpt in turn"
             elif not all(isinstance(message["value"], str) for message in messages):
                 fault = "a message has no text"
-            elif not (literal and image is None):
+            elif image is not None:
                 marks = [message["value"].count(_PLACE) for message in messages]
         except (KeyError, TypeError, AttributeError) as error:
             fault = f"{type(error).__name__}: {error}"
-        if marks and marks != [int(image is not None)] + [0] * len(marks[1:]):
+        if marks and marks != [1] + [0] * len(marks[1:]):
             fault = f"{_PLACE} occurs {sum(marks)} times; expected once, in the first question about an image"
         if fault:
             raise UserError(f"{path}: record {number}: {fault}; expected LLaVA's layout; download it again")
@@ -169,31 +163,6 @@ def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out a first message of the model's, as LLaVA does, and a last question without an answer."""
     rest = messages[1:] if messages and messages[0].get("from") == "gpt" else messages
     return rest[: len(rest) // 2 * 2]
-
-
-def shard_conversations(name: str, path: str, root: Path) -> Conversations:
-    """List conversations in local, uncompressed tar files, in the layout that docs/data.md describes."""
-    shards = find_shards(path, root)
-    if remote := [shard.place for shard in shards if not shard.local]:
-        raise UserError(f"{name}: {remote[0]} is remote; download it, since records are read in random order")
-    paths = [Path(shard.place).resolve() for shard in shards]
-    folder = Path(os.path.commonpath([path.parent for path in paths]))
-    records: list[dict[str, Any]] = []
-    for tar in paths:
-        told: list[dict[str, Any]] = []
-        for stem, kinds, content in read_samples(tar, "json"):
-            try:
-                record = parse_json(content or b"")
-            except ValueError as error:
-                raise UserError(f"{tar}: {stem} has no valid JSON file ({error}); download it again") from None
-            record = {"id": stem} | (record if isinstance(record, dict) else {"conversations": record})
-            image = next((kinds[suffix] for suffix in IMAGE_SUFFIXES if suffix in kinds), None)
-            named = {"image": f"{tar.relative_to(folder).as_posix()}/{image}"} if image else {}
-            told.append({key: value for key, value in record.items() if key != "image"} | named)
-        records += _checked(told, tar, literal=False)
-    if not records:
-        raise UserError(f"{name}: no conversations in {len(paths)} shards; expected KEY.json with KEY.jpg")
-    return _llava(records, folder)
 
 
 def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:

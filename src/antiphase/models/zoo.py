@@ -21,7 +21,7 @@ from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, square_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
-from antiphase.models.layouts import write_foreign
+from antiphase.models.layouts import write_open_clip
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, named_spec, scheme
 from antiphase.models.trained import RESIZE, SQUARE, code_of, is_starting_model, rebuilt, recipe_of
@@ -29,7 +29,7 @@ from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
 RELEASED_WEIGHTS = "released.safetensors"
-Layout = Literal["antiphase", "released", "open_clip", "transformers"]
+Layout = Literal["antiphase", "released", "open_clip"]
 
 
 @validated
@@ -189,8 +189,8 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
     """Write a model to a directory; return the path of its weights.
 
     Layout ``"antiphase"`` is what ``load_model`` reads; of a foreign model it has the specification, not the code.
-    ``"released"`` has the keys of DiffCLIP's checkpoints, with size and λ_init in the header. The others: see
-    :func:`~antiphase.models.layouts.write_foreign`.
+    ``"released"`` has the keys of DiffCLIP's checkpoints, with size and λ_init in the header. ``"open_clip"``:
+    see :func:`~antiphase.models.layouts.write_open_clip`.
     """
     directory, card = Path(directory), getattr(model, "card", None)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
@@ -210,8 +210,8 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
         has = f"has images by {kinds[0]}, texts by {kinds[1]}" + ", a norm before the blocks" * kinds[2]
         expected = "expected images by gelu, texts by quick_gelu and no such norm; use layout antiphase"
         raise UserError(f"layout {layout!r}: the model {has}; {expected}")
-    if layout != "released":
-        return write_foreign(model, directory, layout)
+    if layout == "open_clip":
+        return write_open_clip(model, directory)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
         tensors = {name: weight.contiguous() for name, weight in to_released(model).items()}
         save_file(tensors, temporary, {CONFIG: model.config.model_dump_json()})

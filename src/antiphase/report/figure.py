@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -318,42 +317,6 @@ def shortened(text: str, length: int = 36) -> str:
     """Leave the middle of a long name out, such as a path's: its end tells more than its beginning."""
     head = (length - 1) * 3 // 10
     return text if len(text) <= length else f"{text[:head]}…{text[head + 1 - length :]}"
-
-
-_GRID = "#d8d7d2"
-
-
-def draw_radar(axes: Any, names: Sequence[str], lines: Sequence[tuple[Sequence[float], Mapping[str, Any]]]) -> None:
-    """Draw lines (values in percent, NaN where there is none, and their look) on spokes, clockwise from the top."""
-    angles = [2 * math.pi * at / len(names) for at in range(len(names))]
-    axes.set_theta_zero_location("N")
-    axes.set_theta_direction(-1)
-    for values, look in lines:
-        closed = ([*angles, angles[0]], [*values, values[0]])
-        axes.plot(*closed, **look)
-        axes.fill(*closed, color=look["color"], alpha=0.08, lw=0)
-    top = max((value for values, _ in lines for value in values if not math.isnan(value)), default=0.0)
-    axes.set_xticks(angles, [_broken(name) for name in names], parse_math=False)
-    limit = 10 * math.ceil((top + 1) / 10)
-    step = next(step for step in (5, 10, 20, 25) if limit <= 4 * step)
-    axes.set_ylim(0, limit)
-    axes.set_yticks(range(step, limit + 1, step))
-    axes.set_rlabel_position(math.degrees(angles[1] / 2) if len(angles) > 1 else 0)
-    axes.grid(color=_GRID, lw=0.7)
-    axes.spines["polar"].set_color(_GRID)
-    for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
-        side = math.sin(angle)
-        label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
-    axes.tick_params(axis="x", pad=6)
-
-
-def _broken(text: str) -> str:
-    r"""Break a long name in two lines at the space nearest to its middle."""
-    spaces = [at for at, letter in enumerate(text) if letter == " "]
-    if len(text) < 16 or not spaces:
-        return text
-    middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
-    return f"{text[:middle]}\n{text[middle + 1 :]}"
 
 
 def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> None:

@@ -26,17 +26,16 @@ IN_255THS = pl.col("eps").map_elements(eps_label, pl.String)  # budgets in words
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: lines with bands, grouped bars with whiskers, or a radar chart with a spoke for each tick.
+    """One pair of axes: lines with bands, or grouped bars with whiskers.
 
-    Points have the columns ``series`` (String), ``x`` (Float64), ``ESTIMATES`` and, optionally, ``BY_SEED``; a radar
-    chart shows neither intervals nor the paper's numbers.
+    Points have the columns ``series`` (String), ``x`` (Float64), ``ESTIMATES`` and, optionally, ``BY_SEED``.
     """
 
     title: str
     x: str
     y: str
     points: pl.DataFrame
-    kind: Literal["line", "bar", "radar"] = "line"
+    kind: Literal["line", "bar"] = "line"
     scale: Literal["linear", "log", "eps"] = "linear"  # horizontal; "eps" is logarithmic with ticks in 255ths
     ticks: tuple[str, ...] = ()  # names of the positions 0, 1, 2, …; empty for numbers
     percent: bool = False  # whether values are fractions in [0, 1], shown in percent

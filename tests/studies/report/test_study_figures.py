@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.studies.figures import ESTIMATES, Panel, Plot
+from antiphase.studies.figures import Panel, Plot
 from antiphase.studies.report.figures import gallery_figure, plot_figure, series_styles
 from tests.studies.report import made_up_studies as made_up
 
@@ -83,26 +83,6 @@ def test_a_gallery_has_its_titles_and_no_more_pixels_than_asked_for():
     assert [axes.images[0].get_array().shape for axes in pictures] == [(50, 50, 3)] * 8
     titles = [" ".join(axes.get_title().split()) for axes in pictures]
     assert titles == [picture.title for row in gallery.rows for picture in row]
-
-
-def test_a_radar_has_a_spoke_for_each_tick_and_a_closed_line_for_each_series():
-    ticks, shares = ("north", "east", "west"), {"CLIP": (0.1, 0.4, 0.2), "DiffCLIP": (0.3, 0.0)}
-    rows = [
-        (series, float(at), value, None, None, 15, 1)
-        for series, values in shares.items()
-        for at, value in enumerate(values)
-    ]
-    points = pl.DataFrame(rows, {"series": pl.String, "x": pl.Float64, **ESTIMATES}, orient="row")
-    plot = Plot("radar", "", (Panel("MMVP", "", "", points, kind="radar", ticks=ticks, percent=True),))
-    figure = plot_figure(plot)
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == list(ticks)
-    first, second = (line.get_ydata() for line in axes.lines)
-    assert first.tolist() == pytest.approx([10, 40, 20, 10])
-    assert second.tolist() == pytest.approx([30, 0, float("nan"), 30], nan_ok=True)
-    assert axes.get_ylim() == (0, 50)
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(shares)
 
 
 def test_single_seeds_are_thin_lines_or_dots_within_the_frame():

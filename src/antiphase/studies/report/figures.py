@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from antiphase.commands.look.run import paint
-from antiphase.report.figure import STYLE, as_svg, draw_radar, dress
+from antiphase.report.figure import STYLE, as_svg, dress
 from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, SIZE, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
@@ -78,7 +78,6 @@ def plot_figure(plot: Plot) -> Figure:
 
     Infinite intervals are not drawn; those much wider than the spread of the values are cut at the frame.
     """
-    drawing = {"line": _lines, "bar": _bars, "radar": _radar}
     columns = max(1, min(plot.columns, len(plot.panels)))
     rows = max(1, -(-len(plot.panels) // columns))
     bars = max((len(panel.points) for panel in plot.panels if panel.kind == "bar"), default=0)
@@ -88,9 +87,8 @@ def plot_figure(plot: Plot) -> Figure:
         figure = Figure(figsize=(width, 0.4 + 3.1 * rows), layout="constrained")
         FigureCanvasAgg(figure)
         for place, panel in enumerate(plot.panels, start=1):
-            shape = {"projection": "polar"} if panel.kind == "radar" else {}
-            axes = figure.add_subplot(rows, columns, place, **shape)
-            drawing[panel.kind](axes, _scaled(panel), styles)
+            axes = figure.add_subplot(rows, columns, place)
+            (_bars if panel.kind == "bar" else _lines)(axes, _scaled(panel), styles)
             axes.set_title(textwrap.fill(panel.title, int(width / columns / _LETTER / 1.2)))
         _legend(figure)
         figure.draw_without_rendering()
@@ -171,15 +169,6 @@ def _bars(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
             axes.plot(x, theirs["value"], color=style.color, marker="D", **_PAPER | {"ls": "none"})
     _name_ticks(axes, panel)
     _dress(axes, panel)
-
-
-def _radar(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
-    lines = []
-    for name in _series(panel):
-        values = dict(panel.points.filter(series=name).select("x", "value").iter_rows())
-        spokes = [values.get(float(place), math.nan) for place in range(len(panel.ticks))]
-        lines.append((spokes, styles[name].line | {"label": name}))
-    draw_radar(axes, panel.ticks, lines)
 
 
 def _dress(axes: Any, panel: Panel) -> None:

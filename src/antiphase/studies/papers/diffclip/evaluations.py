@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
@@ -427,19 +427,12 @@ def _draw_patterns(rows: RowsByTable) -> Artefact:
     name, paper, observed = "diffclip-figure-4", published("figure-4"), by_pattern(rows)
     chosen = observed.filter(pl.col("data").is_in(_paper_patterns(observed)))
     means = estimated(pl.concat([observed, *pattern_means(observed).values()]))
-
-    def drawn(shown: pl.DataFrame, kind: Literal["bar", "radar"]) -> tuple[Panel, ...]:
-        ticks = shown["data"].unique(maintain_order=True).to_list()
-        return bars(shown, "trained on {pretraining}", "pairs right", paper, "data", ticks, kind=kind)
-
-    plots = [
-        PAPER.plot(name, drawn(estimated(chosen), "radar"), samples="pairs"),
-        PAPER.plot(f"{name}-bars", drawn(means, "bar"), columns=1, samples="pairs"),
-    ]
+    ticks = means["data"].unique(maintain_order=True).to_list()
+    drawn = bars(means, "trained on {pretraining}", "pairs right", paper, "data", ticks)
     level = means.select("task", "data", series=pl.lit("chance"), value=pl.lit(0.25))
     level = level.unique(maintain_order=True)
     listed = model_table(name, "MMVP-VLM, pairs solved", means, paper, level=level)
-    return Artefact(plots, listed, notes=_exact_tests(chosen))
+    return Artefact([PAPER.plot(name, drawn, columns=1, samples="pairs")], listed, notes=_exact_tests(chosen))
 
 
 def _paper_patterns(observed: pl.DataFrame) -> list[str]:
