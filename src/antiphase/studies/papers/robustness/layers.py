@@ -310,12 +310,12 @@ def _steeper(maps: pl.DataFrame) -> Checks:
         base, words = str(series).removeprefix("Diff"), f", depth {depth}" if series == "DiffViT" else ""
         where = pl.col("depth").eq_missing(pl.lit(depth, pl.Int64))
         pair = ({"series": series}, {"series": base}, VALUE)
-        steeper.append(Check(f"L({series}) − L({base}){words}", difference(maps.filter(where), *pair), ""))
+        steeper.append(Check(f"L of {series} − {base}{words}", difference(maps.filter(where), *pair), ""))
         if block["layer"].n_unique() > 1:
             wide = difference(spreads.filter(where), *pair)
-            wider.append(Check(f"spread(L, {series}) − spread(L, {base}){words}", wide, ""))
+            wider.append(Check(f"spread of L, {series} − {base}{words}", wide, ""))
             most = mean(excesses.filter(where, series=series), {}, VALUE)
-            larger.append(Check(f"λ(steepest layer of {series}) − mean λ{words}", most, ""))
+            larger.append(Check(f"λ of the steepest layer − mean λ: {series}{words}", most, ""))
     vits = differential.filter(series="DiffViT")
     if len(vits):
         deep = vits.filter(depth=vits["depth"].max())
