@@ -47,6 +47,8 @@ def test_a_claim_is_drawn_by_the_check_that_decides_it():
     both = Claim("x", "s", "y", [HEADLINE.checks[0], Check("no", over_seeds(-0.05, -0.06, -0.04, 100))])
     assert both.verdict == "contradicted"
     assert deciding(both) is both.checks[1]
+    (line,) = forest_lines([replace(made_up.table_1(), claims=[both])])
+    assert line.numbers[1] == "the contradicted one of 2"
     assert deciding(Claim("x", "s", "y", [Check("none", None)])) is None
 
 
