@@ -1,17 +1,20 @@
-"""Margins and Lipschitz constants as rows: against the whole Jacobian, a linear model, an interruption."""
+"""Margins and Lipschitz constants as rows: against the whole Jacobian, a linear model, an interruption, the command."""
 
+import json
+
+import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
 from torch import nn
 from torch.testing import assert_close
 
+from antiphase.commands.certify.estimated_radius import RADIUS, margin_slopes
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
 from antiphase.models.checkpoints import save
-from antiphase.studies.cells.images import RADIUS, margin_slopes
 from tests.counting import Counting
 
 
@@ -75,3 +78,34 @@ def test_an_interrupted_run_goes_on_and_more_images_cost_only_those(tmp_path, pa
     assert 0 < again.rows < price
     assert measure(again, data, tmp_path / "cut", limit=2)["sample"].to_list() == sorted(data.ids.tolist()[:2])
     assert_frame_equal(measure(model, data, tmp_path / "other", batch_size=3), whole, rel_tol=1e-4)
+
+
+def test_certify_shows_estimated_radii_beside_certified_ones(tmp_path, run_cli, pair):
+    quick = (
+        "--sigma",
+        0.2,
+        "--select",
+        5,
+        "--samples",
+        30,
+        "--alpha",
+        0.05,
+        "--quiet",
+        "--limit",
+        6,
+        "--out",
+        tmp_path,
+    )
+    code, out, err = run_cli("certify", pair[0], "--against", pair[1], *quick, "--estimated", 4)
+    assert code == 0, err
+    assert "estimated R" in out
+    rows = pl.read_parquet(tmp_path / "estimated_radius.parquet")
+    radius = rows["margin"] / rows["lipschitz"] / 2**0.5
+    assert rows["estimated_radius"].to_list() == pytest.approx(radius.to_list())
+    means = rows.group_by("model", maintain_order=True).agg(pl.mean("estimated_radius"), pl.len())
+    assert means["len"].to_list() == [4, 4]
+    models = json.loads((tmp_path / "summary.json").read_text())["models"]
+    assert [model["estimated_radius"] for model in models] == pytest.approx(means["estimated_radius"].to_list())
+    code, out, err = run_cli("certify", pair[0], "--against", pair[1], *quick)
+    assert (code, "estimated R" in out) == (0, False), err
+    assert not (tmp_path / "estimated_radius.parquet").exists()

@@ -59,7 +59,8 @@ def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     value, lam, maps, aligned = layers
     steepest = value[0].argmax(1)  # (seed, image)
     claims = _claims("figure-4", {"lipschitz": maps, "alignment": aligned})
-    words = ("da-is-steeper", "steepest-where-lambda-is-large", "da-is-more-spread", "later-layers-are-calmer")
+    words = ("da-is-steeper", "steepest-where-lambda-is-large", "da-is-more-spread")
+    words += ("later-layers-are-calmer", "calmer-than-vit")
     assert list(claims) == [f"{name}{end}" for end in ("", "-truly") for name in words]
     found = {name: claim.checks[0].estimate.value for name, claim in claims.items()}
     lam_there = np.take_along_axis(lam, steepest, 1).mean()
@@ -69,7 +70,9 @@ def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     # the second estimator is 3 times as large here
     assert layer_studies.ESTIMATORS.index(layer_studies.STEEPEST) == 2
     assert found["da-is-steeper-truly"] == pytest.approx(3 * found["da-is-steeper"])
-    assert found["later-layers-are-calmer"] == pytest.approx(value[0][:, 0].mean() - value[0][:, -1].mean())
+    falls = [value[at][:, 0].mean() - value[at][:, -1].mean() for at in (0, 1)]
+    assert found["later-layers-are-calmer"] == pytest.approx(falls[0])
+    assert found["calmer-than-vit"] == pytest.approx(falls[0] - falls[1])
 
 
 @pytest.fixture(scope="module")
@@ -153,5 +156,7 @@ def test_figure_5_tests_the_papers_claims_at_perturbed_images_and_apart_at_clean
     assert shares == pytest.approx([1.0, 1.0, 0.8, 0.8])
     at_x = [check.estimate.value + 0.5 for check in claims["opposed-at-depth-1-at-x"].checks]
     assert at_x == pytest.approx([0.2, 0.2])
+    (turned,) = claims["opposed-under-attack"].checks
+    assert turned.estimate.value == pytest.approx(0.8 - 0.2)
     (plot,) = layer_studies.draw_alignment(tables).plots
     assert [panel.title.split(",")[0] for panel in plot.panels] == [*layer_studies.PLACES] * 2

@@ -1,15 +1,12 @@
 """CLIPs of ours as open_clip stores them: directories that it loads without antiphase."""
 
-import os
-import tempfile
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 
 from antiphase.errors import UserError
-from antiphase.files import write_json
-from antiphase.models.clip import CLIP, ClipConfig
+from antiphase.files import replacing, write_json
+from antiphase.models.clip import CLIP
 from antiphase.models.schemes.diffclip import to_released
 from antiphase.models.schemes.libraries import OPEN_CLIP_CONFIG
 
@@ -35,28 +32,17 @@ def write_open_clip(model: CLIP, directory: Path) -> Path:
             raise UserError(f"layout 'open_clip': the {tower} tower has {kind} attention; {fix}")
     if model.logit_bias is not None:
         raise UserError("layout 'open_clip': cannot store a logit bias; expected a model of the CLIP loss")
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as staging, torch.no_grad():
-        _write(model, config, Path(staging), directory)
-        for path in sorted(Path(staging).rglob("*")):
-            target = directory / path.relative_to(staging)
-            target.mkdir(exist_ok=True) if path.is_dir() else os.replace(path, target)
-    return directory / _OPEN_CLIP_WEIGHTS
-
-
-def _write(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> None:
     vision, text = config.vision, config.text
     if vision.norm_eps != _TIMM_EPS:
         eps = f"norm_eps {vision.norm_eps:g} of the image tower: expected {_TIMM_EPS:g}"
         raise UserError(f"layout 'open_clip': {eps}, as timm's have")
     trunk = _B16_NAME
     if vision.model_dump(include=set(_B16)) != _B16:
-        trunk = f"local-dir:{final.resolve() / _TRUNK}"
+        trunk = f"local-dir:{directory.resolve() / _TRUNK}"
         args = {"img_size": vision.image_size, "embed_dim": vision.dim}
         args |= vision.model_dump(include={"patch_size", "depth", "num_heads", "mlp_ratio"})
-        (folder / _TRUNK).mkdir()
         about = {"architecture": _B16_NAME, "num_classes": 0, "model_args": args, "pretrained_cfg": {}}
-        write_json(folder / _TRUNK / "config.json", about)
+        write_json(directory / _TRUNK / "config.json", about)
     image = {"image_size": vision.image_size, "timm_model_name": trunk, "timm_model_pretrained": False}
     words = text.model_dump(include={"context_length", "vocab_size", "mlp_ratio"})
     words |= {"width": text.dim, "heads": text.num_heads, "layers": text.depth}
@@ -68,7 +54,9 @@ def _write(model: CLIP, config: ClipConfig, folder: Path, final: Path) -> None:
     }
     pixels = {"mean": vision.mean or _HALF, "std": vision.std or _HALF, "resize_mode": "shortest"}
     pixels |= {"interpolation": config.interpolation}
-    write_json(folder / OPEN_CLIP_CONFIG, {"model_cfg": sizes, "preprocess_cfg": pixels})
+    write_json(directory / OPEN_CLIP_CONFIG, {"model_cfg": sizes, "preprocess_cfg": pixels})
     state = {name.replace("visual.", "visual.trunk.", 1): value for name, value in to_released(model).items()}
     state["visual.head.proj.weight"] = state.pop("image_projection").T
-    save_file({name: value.contiguous() for name, value in state.items()}, folder / _OPEN_CLIP_WEIGHTS)
+    with replacing(directory / _OPEN_CLIP_WEIGHTS) as temporary:
+        save_file({name: value.detach().contiguous() for name, value in state.items()}, temporary)
+    return directory / _OPEN_CLIP_WEIGHTS

@@ -236,6 +236,13 @@ def apart(
     return found
 
 
+def no_worse(check: Check, margin: float) -> Check:
+    """Return the check that a difference of shares is above −margin."""
+    one = check.estimate
+    moved = one and replace(one, value=one.value + margin, low=one.low + margin, high=one.high + margin)
+    return replace(check, what=f"{check.what}, + {100 * margin:g} points", estimate=moved)
+
+
 def combinations(levels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield every combination of levels; the last changes fastest."""
     lists = (list, tuple, pl.Series)

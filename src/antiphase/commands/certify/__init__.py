@@ -35,6 +35,9 @@ class CertifyOptions(fields.Measurement):
     """Noisy copies of each image that choose the class."""
     alpha: float = Field(0.001, gt=0, lt=1)
     """Probability that the radius of an image is too large."""
+    estimated: int = Field(0, ge=0)
+    """Images whose radius is estimated, too, as margin over Lipschitz constant (robustness paper, Appendix B). An
+    estimate certifies nothing."""
     precision: Precision = "float32"
     """Precision of the smoothed model; bf16 is faster, but certifies another model."""
     out: fields.Out = Path("antiphase-certify")

@@ -15,6 +15,7 @@ from torch import nn
 
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify import CertifyOptions
+from antiphase.commands.certify.estimated_radius import estimate_radii
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
 from antiphase.data import ImageSet
@@ -59,8 +60,11 @@ def run(
         "models": [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]],
         "specifications": {name: card.spec for name, card in cards.items()},
     }
+    frames = {"rows": rows, "estimated_radius": (radii := estimate_radii(lineup, options))}
+    for entry in summary["models"] if radii is not None else ():
+        entry["estimated_radius"] = radii.filter(model=entry["name"])["estimated_radius"].mean()
     settings, doubts = asdict(smoothing), summary["warnings"]
-    write_run(lineup, options, summary, {"rows": rows}, settings, doubts, command, began)
+    write_run(lineup, options, summary, frames, settings, doubts, command, began)
     return rows, summary
 
 
@@ -148,6 +152,7 @@ def paired_differences(
 
 
 _words = partial(text, "certify.txt")
+_ESTIMATED = {"estimated_radius": "estimated R, not certified"}
 
 
 class CertifyResult(Result):
@@ -229,17 +234,18 @@ def _certified(summary: Mapping[str, Any]) -> Table:
             ("unsmoothed", model["clean_accuracy"]),
             ("abstains", model["abstentions"]),
             ("mean R", {"value": model["mean_radius"]}),
+            *((head, {"value": model[name]}) for name, head in _ESTIMATED.items() if name in model),
             *zip(radii, model["certified_accuracy"], strict=True),
         )
     ]
     title = f"Certified accuracy at L2 radius, % of {models[0]['clean_accuracy']['n']:,} images"
-    heads = {head: head for head in ("unsmoothed", "abstains", "mean R", *radii)}
+    heads = {row["head"]: row["head"] for row in rows}
     frame, csv = pl.DataFrame(rows, infer_schema_length=None), pl.DataFrame(numbers)
     return tabulate("certified", title, frame, ["model"], "head", _rate, heads, csv)
 
 
 def _rate(row: Mapping[str, Any]) -> Field:
-    return Field(number(row["value"], 3)) if row["head"] == "mean R" else rate_field(row)
+    return Field(number(row["value"], 3)) if row["head"] in ("mean R", *_ESTIMATED.values()) else rate_field(row)
 
 
 def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:

@@ -8,8 +8,6 @@ from typing import Any, final
 import polars as pl
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
 
 from antiphase.attacks.catalogue import add_attack, find_spec, settings_of
 from antiphase.attacks.engine.oracle import Oracle, logits_of
@@ -19,14 +17,11 @@ from antiphase.attacks.sweep import Nesting
 from antiphase.attacks.threat import Threat
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import AGAIN, measure
+from antiphase.commands.certify.estimated_radius import RADIUS
 from antiphase.commands.sense import SenseOptions
-from antiphase.commands.sense.run import Part, Rows, rows_of, sense
-from antiphase.evaluation.rates import MODEL_SCHEMA
+from antiphase.commands.sense.run import sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
-from antiphase.sensitivity.layers import eager_attention
-from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
 from antiphase.sensitivity.smoothing import smooth
-from antiphase.sensitivity.theory import margins as margins_to
 from antiphase.studies.cells.models import Measurement, Model
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import WORK_FOLDER
@@ -164,34 +159,6 @@ class Margin(Measurement):
             frames.append(pl.DataFrame({name: part.double().cpu().numpy() for name, part in columns.items()}))
         about = pl.DataFrame({"sample": data.ids.numpy(), "label": data.labels.numpy()})
         return about.hstack(pl.concat(frames)).with_columns(pl.col(pl.Float64).fill_nan(None))
-
-
-_RADIUS_SCHEMA = MODEL_SCHEMA | dict.fromkeys(("sample", "prediction"), pl.Int64)
-_RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
-"""``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
-
-
-def margin_slopes(
-    model: nn.Module, images: Float[Tensor, "batch *shape"]
-) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass."""
-    with eager_attention():
-        linear = Linearisation(model, images)
-        with torch.enable_grad():
-            prediction = linear.y.argmax(1)
-            margin = margins_to(linear.y, prediction)
-            (cotangent,) = torch.autograd.grad(margin.sum(), linear.y, retain_graph=True)
-        return prediction, margin.detach(), linear.vjp(cotangent).flatten(1).norm(dim=1)
-
-
-def _radius_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
-    constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
-    columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
-    columns |= {"lipschitz": constant}
-    yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
-
-
-RADIUS = Part("radius", _RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, _radius_rows)
 
 
 @final

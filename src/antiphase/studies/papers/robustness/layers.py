@@ -9,7 +9,7 @@ import polars as pl
 
 from antiphase.statistics.intervals import mean_over_seeds
 from antiphase.studies.claims import Check, above, apart, combinations, higher
-from antiphase.studies.estimation import SAMPLE, SEED, Kind, difference, estimates, mean, share_above, trend
+from antiphase.studies.estimation import SAMPLE, SEED, Kind, contrast, difference, estimates, mean, share_above, trend
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
@@ -305,7 +305,7 @@ def _layer_checks(rows: RowsByTable) -> Checks:
 def _steeper(maps: pl.DataFrame) -> Checks:
     spreads, differential = spread(maps), maps.filter(pl.col("series").is_in(["DiffViT", "DiffCLIP"]))
     excesses = excess(differential)
-    steeper, larger, wider, calmer = [], [], [], []
+    steeper, larger, wider, calmer, than_vit = [], [], [], [], []
     for (series, depth), block in differential.group_by("series", "depth", maintain_order=True):
         base, words = str(series).removeprefix("Diff"), f", depth {depth}" if series == "DiffViT" else ""
         where = pl.col("depth").eq_missing(pl.lit(depth, pl.Int64))
@@ -320,12 +320,18 @@ def _steeper(maps: pl.DataFrame) -> Checks:
     if len(vits):
         deep = vits.filter(depth=vits["depth"].max())
         last = int(deep["layer"].max() or 0)  # type: ignore[arg-type]
-        calmer = apart(deep, "layer", 0, last, VALUE, f"L(layer 1) − L(layer {last + 1})")
+        words = f"L(layer 1) − L(layer {last + 1})"
+        calmer = apart(deep, "layer", 0, last, VALUE, words)
+        ends = [(1.0, "DiffViT", 0), (-1.0, "DiffViT", last), (-1.0, "ViT", 0), (1.0, "ViT", last)]
+        groups = [(weight, {"series": series, "layer": layer}) for weight, series, layer in ends]
+        fall = contrast(maps.filter(depth=deep["depth"][0]), groups, VALUE)
+        than_vit = [Check(f"{words}, DiffViT − ViT", fall, "")]
     return {
         "da-is-steeper": steeper,
         "steepest-where-lambda-is-large": larger,
         "da-is-more-spread": wider,
         "later-layers-are-calmer": calmer,
+        "calmer-than-vit": than_vit,
     }
 
 
@@ -371,7 +377,11 @@ def draw_alignment(rows: RowsByTable) -> Artefact:
 def _alignment_checks(rows: RowsByTable) -> Checks:
     aligned = placed(rows)
     found = {"": _opposed(aligned, tuple(PERTURBED.values())), "-at-x": _opposed(aligned, (CLEAN,))}
-    return {f"{name}{suffix}": checks for suffix, some in found.items() for name, checks in some.items()}
+    vits, words = aligned.filter(series="DiffViT", site="pixels"), "share below 0, at x + PGD − at x"
+    depths = sorted(vits["depth"].drop_nulls().unique())
+    turned = apart(vits, "at", PERTURBED["pgd"], CLEAN, BELOW, words, "points", depth=depths) if depths else []
+    named = {f"{name}{suffix}": checks for suffix, some in found.items() for name, checks in some.items()}
+    return named | ({"opposed-under-attack": turned} if turned else {})
 
 
 def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
