@@ -1,6 +1,7 @@
 """The layout of the released checkpoints: read, checked against the formulas, written back."""
 
 import argparse
+import math
 import pickle
 
 import pytest
@@ -134,6 +135,16 @@ def test_a_fingerprint_tells_lambda_init_and_heads_apart(released):
     wide, narrow = (clip(seed=0, **{t: small[t] | {"num_heads": n} for t in small}) for n in (2, 4))
     assert torch.equal(wide.image_projection, narrow.image_projection)
     assert fingerprint(wide) != fingerprint(narrow)
+    assert fingerprint(load_model(f"diffclip:{path}", lambda_init=0.2)) == fingerprint(models[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [("specimen:diffvit-0", 0.3), ("specimen:vit-0", "a"), ("diffclip:x#lambda_init=1", 0.8), ("diffclip:x", math.nan)],
+)
+def test_a_lambda_init_that_is_no_checkpoints_is_refused(spec, value):
+    with pytest.raises(UserError, match="lambda_init"):
+        load_model(spec, lambda_init=value)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def load_model(
     *,
     random_weights: bool = False,
     seed: Seed = 0,
+    lambda_init: float | Literal["depth"] | None = None,
     module: nn.Module | None = None,
 ) -> nn.Module:
     """Load a classifier of images in [0, 1], or a dual encoder, in evaluation mode, with ``model.card``.
@@ -48,6 +49,7 @@ def load_model(
             seed of its training, from which it is drawn if it is random.
         random_weights: build a ``timm:``, ``torchvision:``, ``hf:`` or ``open_clip:`` model without a download.
         seed: random seed of these weights, and of all that a ``python:`` function draws from torch.
+        lambda_init: of a ``diffclip:`` checkpoint, as ``#lambda_init=`` behind its name.
         module: gets the weights of a run directory of ``antiphase.train(module, …)``, which holds no code.
 
     >>> load_model("specimen:diffvit-0").card.attention
@@ -58,8 +60,14 @@ def load_model(
         raise UserError(f"model {shown(spec)}: expected a string such as 'specimen:diffvit-0'")
     name, text, stated = named_spec(spec)
     if name or stated is not None:
-        settings = {"random_weights": random_weights, "module": module}
+        settings: Any = {"random_weights": random_weights, "lambda_init": lambda_init, "module": module}
         return named(load_model(text, seed=seed if stated is None else stated, **settings), name, stated)
+    if lambda_init is not None:
+        if not spec.startswith("diffclip:") or "#" in spec:
+            raise UserError(
+                f"lambda_init {shown(lambda_init)}: is for a diffclip: checkpoint without one; leave it out"
+            )
+        spec = f"{spec}#lambda_init={lambda_init}"
     scheme = scheme_of(spec)
     if module is not None and scheme is not None:
         raise UserError(f"module: is for a run directory, not for {shown(spec)}; leave it out")
