@@ -65,7 +65,7 @@ def load_model(
     if lambda_init is not None:
         if not spec.startswith("diffclip:") or "#" in spec:
             raise UserError(
-                f"lambda_init {shown(lambda_init)}: is for a diffclip: checkpoint without one; leave it out"
+                f"lambda_init {shown(lambda_init)}: is for a diffclip: file without one; leave it out"
             )
         spec = f"{spec}#lambda_init={lambda_init}"
     scheme = scheme_of(spec)
