@@ -205,7 +205,8 @@ def trained(attacks):
 
 
 def helps(attacks):
-    rows = read("evaluate", "data", "group", "rank", "score", "setting", "task", "unit").with_columns(
+    rows = read("evaluate", "data", "group", "rank", "score", "setting", "task", "unit")
+    rows = rows.filter(pl.col("twin").is_in(["CLIP", "DiffCLIP"])).with_columns(  # not DiffCLIP* or DiffCLIP†
         first=pl.col("rank") == 0, fifth=pl.col("rank") < 5, differential=pl.col("twin") == "DiffCLIP"
     )
 
