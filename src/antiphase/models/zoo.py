@@ -64,9 +64,7 @@ def load_model(
         return named(load_model(text, seed=seed if stated is None else stated, **settings), name, stated)
     if lambda_init is not None:
         if not spec.startswith("diffclip:") or "#" in spec:
-            raise UserError(
-                f"lambda_init {shown(lambda_init)}: is for a diffclip: file without one; leave it out"
-            )
+            raise UserError(f"lambda_init {shown(lambda_init)}: is for a diffclip: file without one; leave it out")
         spec = f"{spec}#lambda_init={lambda_init}"
     scheme = scheme_of(spec)
     if module is not None and scheme is not None:
