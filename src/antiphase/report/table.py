@@ -174,8 +174,8 @@ def markdown(table: Any) -> str:
 
 def escaped(text: str) -> str:
     r"""Escape markup and characters that would break a table row in Markdown."""
-    marks = r"[\\`*|~$<]|\](?=[(\[:])|(?<!\w)_|_(?!\w)"
-    return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;")
+    marks = r"[\\`*|~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)"
+    return re.sub(marks, r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def latex(table: Any) -> str:

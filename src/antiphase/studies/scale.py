@@ -23,7 +23,7 @@ def vits_in_short(models: Sequence[TrainVit]) -> str:
     """Return the layers and the size of some ViTs, and their data."""
     layers = sorted({model.depth for model in models})
     sizes = [count_parameters(model.config()) for model in models]  # pyright: ignore[reportArgumentType]
-    blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layers"
+    blocks = f"{layers[0]} to {layers[-1]} layers" if len(layers) > 1 else f"{layers[0]} layer{'s' * (layers[0] > 1)}"
     return f"ViTs and DiffViTs with {blocks} and {_range(sizes)} parameters on {_sets(model.data for model in models)}"
 
 
