@@ -46,8 +46,8 @@ def estimate_radii(lineup: Lineup, options: CertifyOptions) -> pl.DataFrame | No
     """Return the rows of ``options.estimated`` images of each model, with the radius m / (√2·L); None for no image."""
     if not options.estimated:
         return None
-    how = SenseOptions(model=("certify",), steps=20, seed=options.seed, quiet=options.quiet)
-    place = (lineup.data, how, options.out)
+    sensing = SenseOptions.from_file({"steps": 20, "seed": options.seed}, model=("certify",), quiet=options.quiet)
+    place = (lineup.data, sensing, options.out)
     frames = [sense(*named, *place, limit=options.estimated, parts=[RADIUS]) for named in lineup.by_name.items()]
     rows = pl.concat(frame["radius"] for frame in frames)
     margin, constant = (rows[name].to_torch() for name in ("margin", "lipschitz"))

@@ -60,11 +60,12 @@ def run(
         "models": [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]],
         "specifications": {name: card.spec for name, card in cards.items()},
     }
-    frames = {"rows": rows, "estimated_radius": (radii := estimate_radii(lineup, options))}
-    for entry in summary["models"] if radii is not None else ():
-        entry["estimated_radius"] = radii.filter(model=entry["name"])["estimated_radius"].mean()
+    radii = estimate_radii(lineup, options)
+    if radii is not None:
+        for entry in summary["models"]:
+            entry["estimated_radius"] = radii.filter(model=entry["name"])["estimated_radius"].mean()
     settings, doubts = asdict(smoothing), summary["warnings"]
-    write_run(lineup, options, summary, frames, settings, doubts, command, began)
+    write_run(lineup, options, summary, {"rows": rows, "estimated_radius": radii}, settings, doubts, command, began)
     return rows, summary
 
 
