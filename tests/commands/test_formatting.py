@@ -12,7 +12,7 @@ from antiphase.errors import UserError, first_line, one_line, shown
 from antiphase.files import printable
 from antiphase.registry import find
 from antiphase.report import words
-from antiphase.report.figure import Family, _broken, families, seed_counts, shortened
+from antiphase.report.figure import Family, families, seed_counts, shortened
 from antiphase.report.page import in_one_line, quoted_place
 from antiphase.report.table import escaped, in_latex
 from antiphase.statistics.intervals import Estimate
@@ -68,7 +68,6 @@ EXAMPLES = [
     (families(VITS), [Family("vit", "#0072B2", ("vit-0", "vit-1"))]),
     (seed_counts(SEEDS), "2 to 3"),
     (shortened("a" * 20 + "b" * 40, 12), "aaa…bbbbbbbb"),
-    (_broken("Presence of Specific Features"), "Presence of\nSpecific Features"),
     (listed([{"name": name} for name in "abcd"]), "a, b and 2 more"),
     (in_one_line({"steps": 20, "step_size": "ε/4", "targets": None}), "steps 20, step_size ε/4, targets none"),
     (in_one_line([]), "–"),
@@ -88,12 +87,12 @@ EXAMPLES = [
     # text in other languages
     (safe("a\x1b[2Jb\u202ec\udce9"), r"a\x1b[2Jb\u202ec\xe9"),
     (printable(os.fsdecode(b"caf\xe9.png")), r"caf\xe9.png"),
-    (escaped("DiffCLIP* of [1.0, 2.0] | <b>"), r"DiffCLIP\* of [1.0, 2.0] \| \<b>"),
+    (escaped("DiffCLIP* of [1.0, 2.0] | <b>"), r"DiffCLIP\* of [1.0, 2.0] \| &lt;b>"),
     (
         in_latex("ε = 4/255: −3.1 % of a_b, m / (√2·L)"),
         r"$\varepsilon$ = 4/255: $-$3.1 \% of a\_b, m / ($\surd$2$\cdot$L)",
     ),
-    (_escaped("<b>|[a](b)|\n# _c_ d_e"), r"\<b>\|[a\](b)\| # \_c\_ d_e"),
+    (_escaped("<b>|[a](b)|\n# _c_ d_e"), r"&lt;b>\|[a\](b)\| # \_c\_ d_e"),
 ]
 
 

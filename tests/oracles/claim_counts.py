@@ -4,6 +4,7 @@
 its tests, or of its parts. What was not run, or has too few seeds, is not tested.
 """
 
+import html
 import re
 import tomllib
 from collections import Counter
@@ -23,7 +24,7 @@ def verdicts():
     result = []
     for found in line.finditer(page):
         tested = found[2] != "not run" and "too few" not in (found[3] or "")
-        text = re.sub(r"\\(.)", r"\1", found[1])  # Markdown's escapes
+        text = html.unescape(re.sub(r"\\(.)", r"\1", found[1]))  # Markdown's escapes
         result.append((text, found[2] if tested else "not tested", found.start() > own))
     return result
 
