@@ -9,6 +9,7 @@ from polars.testing import assert_frame_equal
 from torch import nn
 from torch.testing import assert_close
 
+import antiphase as ap
 from antiphase.commands.certify.estimated_radius import RADIUS, margin_slopes
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
@@ -81,31 +82,33 @@ def test_an_interrupted_run_goes_on_and_more_images_cost_only_those(tmp_path, pa
 
 
 def test_certify_shows_estimated_radii_beside_certified_ones(tmp_path, run_cli, pair):
-    quick = (
-        "--sigma",
-        0.2,
-        "--select",
-        5,
-        "--samples",
-        30,
-        "--alpha",
-        0.05,
-        "--quiet",
-        "--limit",
-        6,
-        "--out",
-        tmp_path,
-    )
-    code, out, err = run_cli("certify", pair[0], "--against", pair[1], *quick, "--estimated", 4)
+    words = "--sigma 0.2 --select 5 --samples 30 --alpha 0.05 --quiet --limit 40 --out"
+    quick = (*words.split(), tmp_path)
+    code, out, err = run_cli("certify", pair[0], "--against", pair[1], *quick, "--estimated", 30)
     assert code == 0, err
     assert "estimated R" in out
     rows = pl.read_parquet(tmp_path / "estimated_radius.parquet")
     radius = rows["margin"] / rows["lipschitz"] / 2**0.5
     assert rows["estimated_radius"].to_list() == pytest.approx(radius.to_list())
-    means = rows.group_by("model", maintain_order=True).agg(pl.mean("estimated_radius"), pl.len())
-    assert means["len"].to_list() == [4, 4]
+    right = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
+    assert 0 < rows.select(right.mean()).item() < 1
+    means = rows.group_by("model", maintain_order=True).agg(
+        (right * pl.col("estimated_radius")).mean().alias("estimated_radius"), pl.len()
+    )
+    assert means["len"].to_list() == [30, 30]
     models = json.loads((tmp_path / "summary.json").read_text())["models"]
     assert [model["estimated_radius"] for model in models] == pytest.approx(means["estimated_radius"].to_list())
     code, out, err = run_cli("certify", pair[0], "--against", pair[1], *quick)
     assert (code, "estimated R" in out) == (0, False), err
     assert not (tmp_path / "estimated_radius.parquet").exists()
+
+
+def test_a_model_without_slope_has_an_infinite_estimate(tmp_path):
+    class Flat(nn.Module):
+        def forward(self, x):
+            return torch.eye(10)[torch.ones(len(x), dtype=int)]  # all digits are a 1
+
+    found = ap.certify(Flat(), data="digits", limit=40, samples=20, estimated=40, quiet=True, out=tmp_path)
+    assert found.summary["models"][0]["clean_accuracy"]["value"] > 0
+    assert found.summary["models"][0]["estimated_radius"] is None
+    assert "∞" in (tmp_path / "report.html").read_text()

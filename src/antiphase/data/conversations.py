@@ -129,9 +129,8 @@ def llava_conversations(name: str, path: str, root: Path, images: str = "", only
         return image, tuple(zip(texts, texts, strict=True))
 
     ids, read = [str(record["id"]) for record in records], lambda file: decode_whole(folder / file)
-    return Conversations(
-        ids, look, read, cache(lambda: digest("llava", *(repr(sorted(one.items())) for one in records)))
-    )
+    fingerprint = cache(lambda: digest("llava", *(repr(sorted(one.items())) for one in records)))
+    return Conversations(ids, look, read, fingerprint)
 
 
 def _checked(records: Any, path: Path) -> list[dict[str, Any]]:

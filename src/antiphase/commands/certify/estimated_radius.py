@@ -26,9 +26,10 @@ def margin_slopes(
     with eager_attention():
         linear = Linearisation(model, images)
         with torch.enable_grad():
-            prediction = linear.y.argmax(1)
-            margin = margins(linear.y, prediction)
-            (cotangent,) = torch.autograd.grad(margin.sum(), linear.y, retain_graph=True)
+            logits = linear.y.detach().requires_grad_()  # also those of a model without a slope
+            prediction = logits.argmax(1)
+            margin = margins(logits, prediction)
+            (cotangent,) = torch.autograd.grad(margin.sum(), logits)
         return prediction, margin.detach(), linear.vjp(cotangent).flatten(1).norm(dim=1)
 
 
@@ -42,10 +43,8 @@ def _radius_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOp
 RADIUS = Part("radius", _RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, _radius_rows)
 
 
-def estimate_radii(lineup: Lineup, options: CertifyOptions) -> pl.DataFrame | None:
-    """Return the rows of ``options.estimated`` images of each model, with the radius m / (√2·L); None for no image."""
-    if not options.estimated:
-        return None
+def estimate_radii(lineup: Lineup, options: CertifyOptions) -> pl.DataFrame:
+    """Return the rows of ``options.estimated`` images of each model, with the radius m / (√2·L)."""
     sensing = SenseOptions.from_file({"steps": 20, "seed": options.seed}, model=("certify",), quiet=options.quiet)
     place = (lineup.data, sensing, options.out)
     frames = [sense(*named, *place, limit=options.estimated, parts=[RADIUS]) for named in lineup.by_name.items()]

@@ -19,6 +19,7 @@ from antiphase.commands.certify.estimated_radius import estimate_radii
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
 from antiphase.data import ImageSet
+from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import MODEL_SCHEMA, clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
@@ -60,10 +61,12 @@ def run(
         "models": [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]],
         "specifications": {name: card.spec for name, card in cards.items()},
     }
-    radii = estimate_radii(lineup, options)
-    if radii is not None:
+    radii = estimate_radii(lineup, options) if options.estimated else None
+    if radii is not None:  # as in the mean of certified radii, 0 where the model is wrong
+        radii = radii.join(rows.select("model", "sample", "label"), on=["model", "sample"], maintain_order="left")
+        counted = radii.with_columns(pl.when(prediction=pl.col("label")).then("estimated_radius").otherwise(0.0))
         for entry in summary["models"]:
-            entry["estimated_radius"] = radii.filter(model=entry["name"])["estimated_radius"].mean()
+            entry |= finite({"estimated_radius": counted.filter(model=entry["name"])["estimated_radius"].mean()})
     settings, doubts = asdict(smoothing), summary["warnings"]
     write_run(lineup, options, summary, {"rows": rows, "estimated_radius": radii}, settings, doubts, command, began)
     return rows, summary
@@ -246,7 +249,8 @@ def _certified(summary: Mapping[str, Any]) -> Table:
 
 
 def _rate(row: Mapping[str, Any]) -> Field:
-    return Field(number(row["value"], 3)) if row["head"] in ("mean R", *_ESTIMATED.values()) else rate_field(row)
+    text = "∞" if row["value"] is None else number(row["value"], 3)  # an image without a slope
+    return Field(text) if row["head"] in ("mean R", *_ESTIMATED.values()) else rate_field(row)
 
 
 def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
