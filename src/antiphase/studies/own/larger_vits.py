@@ -1,20 +1,23 @@
 """Whether DiffViT is more fragile where attention has more to do: more tokens, a wider model, a longer training."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from antiphase.studies.cells import Radius, TrainVit
 from antiphase.studies.claims import Check, apart, higher, on_average
 from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
-from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
+from antiphase.studies.figures import IN_255THS, Artefact, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, STARTS, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
 from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_checks
-from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, reaching
+from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, at_each_depth, depth_checks, reaching
+from antiphase.studies.papers.robustness.tables import eps_checks
 from antiphase.studies.papers.robustness.theory import draw_radii, radius_checks
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
@@ -25,11 +28,13 @@ RECIPE = {"epochs": 10, "learning_rate": 2e-3, "warmup_epochs": 1}
 rate. Two epochs were added, before any attack."""
 
 
-def larger(sizes: RobustnessBench, series: str, seed: int, data: str, start: str, times: int = 2) -> TrainVit:
+def larger(
+    sizes: RobustnessBench, series: str, seed: int, data: str, start: str, times: int = 2, depth: int = 1
+) -> TrainVit:
     """Return the training of a model some times as wide; on the images of a laptop, with 49 patches in place of 16."""
     model = trained(sizes, series, seed, data, start)
     how = {
-        "sizes": {**model.sizes, "dim": times * model.config().dim, "patch_size": 4},
+        "sizes": {**model.sizes, "dim": times * model.config().dim, "patch_size": 4, "depth": depth},
         "recipe": {**model.recipe, **RECIPE},
     }
     return replace(model, called=LARGER[series] if times == 2 else f"{series}, {times} times as wide", **how)
@@ -92,11 +97,13 @@ LARGER_VITS = PAPER.study(
 )
 
 
-def _each(profile: Profile) -> list[TrainVit]:
-    """Return the larger twins of every seed, from both initial weights."""
+def _each(
+    profile: Profile, starts: Sequence[str] = STARTS, times: Sequence[int] = (2,), depths: Sequence[int] = (1,)
+) -> list[TrainVit]:
+    """Return the larger twins of every seed, from both initial weights unless named."""
     sizes = bench(profile)
-    every = product(sizes.data, seeds_of(profile), STARTS, LARGER)
-    return [larger(sizes, series, seed, data, start) for data, seed, start, series in every]
+    every = product(sizes.data, starts, seeds_of(profile), times, depths, LARGER)
+    return [larger(sizes, series, seed, data, start, *size) for data, start, seed, *size, series in every]
 
 
 def _as_twins(rows: RowsByTable) -> dict[str, pl.DataFrame]:
@@ -183,23 +190,26 @@ LARGER_RADIUS = PAPER.study(
 )
 
 TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop
+DEPTHS = (1, 4)
 
 
-def _width_cells(profile: Profile) -> list[Cell]:
-    """Return PGD and accuracy of models of each width, uniform initial weights."""
-    sizes, made = bench(profile), list[Cell]()
-    for data, seed, times, series in product(sizes.data, seeds_of(profile), TIMES, LARGER):
-        model = larger(sizes, series, seed, data, "uniform", times)
-        made += [sizes.attack(model), sizes.accuracy(model)]
-    return made
+def _by_size(profile: Profile, **which: Any) -> list[Cell]:
+    """Return PGD and accuracy of larger twins of several sizes."""
+    sizes = bench(profile)
+    return [cell for model in _each(profile, **which) for cell in (sizes.attack(model), sizes.accuracy(model))]
+
+
+def _clean(rows: RowsByTable, factor: str, said: str, name: str) -> list[Table]:
+    kind = pl.format(f"{{}}, {said} {{}}", "series", factor)
+    clean = estimates(_as_twins(rows)["accuracy"].with_columns(series=kind), ["series", "data"], CORRECT)
+    return tables(clean, "Clean accuracy", f"{name}-accuracy", "series", "data")
 
 
 def _draw_widths(rows: RowsByTable) -> Artefact:
-    rows, kind = _as_twins(rows), pl.format("{}, width {}", "series", "dim")
-    rates = estimates(rows["attack"].with_columns(series=kind), ["data", "series", "eps"], ASR)
+    attacks = _as_twins(rows)["attack"].with_columns(series=pl.format("{}, width {}", "series", "dim"))
+    rates = estimates(attacks, ["data", "series", "eps"], ASR)
     listed = tables(rates, "ASR under PGD, {data}", "larger-width-{data}", "series", IN_255THS)
-    clean = estimates(rows["accuracy"].with_columns(series=kind), ["series", "data"], CORRECT)
-    return Artefact([], listed + tables(clean, "Clean accuracy", "larger-width-accuracy", "series", "data"))
+    return Artefact([], listed + _clean(rows, "dim", "width", "larger-width"))
 
 
 def _width_checks(rows: RowsByTable) -> Checks:
@@ -213,9 +223,29 @@ def _width_checks(rows: RowsByTable) -> Checks:
 
 LARGER_WIDTH = PAPER.study(
     "larger-width",
-    _width_cells,
+    lambda profile: _by_size(profile, starts=["uniform"], times=TIMES),
     _draw_widths,
     _width_checks,
     lambda profile: _settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
+    by_data=True,
+)
+
+
+def _draw_depths(rows: RowsByTable) -> Artefact:
+    drawn, listed = at_each_depth(_as_twins(rows)["attack"], "larger-depth")
+    return Artefact([PAPER.plot("larger-depth", drawn)], listed + _clean(rows, "depth", "depth", "larger-depth"))
+
+
+def _depth_checks(rows: RowsByTable) -> Checks:
+    attacks = _as_twins(rows)["attack"]
+    return {**depth_checks(attacks), **eps_checks(attacks.filter(depth=DEPTHS[-1]))}
+
+
+LARGER_DEPTH = PAPER.study(
+    "larger-depth",
+    lambda profile: _by_size(profile, depths=DEPTHS),
+    _draw_depths,
+    _depth_checks,
+    lambda profile: _settings(profile) | {"depths": " and ".join(map(str, DEPTHS))},
     by_data=True,
 )

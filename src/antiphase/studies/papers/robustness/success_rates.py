@@ -183,15 +183,21 @@ def _asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     }
 
 
-def _draw_by_depth(attacks: pl.DataFrame) -> Artefact:
+def at_each_depth(attacks: pl.DataFrame, prefix: str = "asr") -> tuple[list[Panel], list[Table]]:
+    """Return a panel and a table of ASR over ε for each data set and depth."""
     rates = estimates(attacks, ["data", "depth", "series", "eps"], ASR).sort("depth", maintain_order=True)
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")
-    listed = tables(rates, "ASR under PGD with depth {depth}, {data}", "asr-{data}-{depth}", "series", IN_255THS)
-    over_depth = _draw_asr(attacks, "figure-3a", "PGD")
+    title, name = "ASR under PGD with depth {depth}, {data}", prefix + "-{data}-{depth}"
+    return drawn, tables(rates, title, name, "series", IN_255THS)
+
+
+def _draw_by_depth(attacks: pl.DataFrame) -> Artefact:
+    (drawn, listed), over_depth = at_each_depth(attacks), _draw_asr(attacks, "figure-3a", "PGD")
     return Artefact([PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots], [*listed, *over_depth.tables])
 
 
-def _depth_checks(attacks: pl.DataFrame) -> Checks:
+def depth_checks(attacks: pl.DataFrame) -> Checks:
+    """Check that DiffViT is the more fragile one at each depth, and less so the deeper the models."""
     depths = sorted(attacks["depth"].unique())
     words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, mean over ε"
     fall = trend(gaps(attacks), "depth", {}, -pl.col("value"), scale="log2")
@@ -203,7 +209,7 @@ FIGURE_3A = vit_study(
     "figure-3a",
     lambda profile: measured(twins(profile, None), bench(profile).attack, bench(profile).accuracy),
     lambda rows: _draw_by_depth(rows["attack"]),
-    lambda rows: {**_asr_checks(rows["attack"], "pgd"), **_depth_checks(rows["attack"])},
+    lambda rows: {**_asr_checks(rows["attack"], "pgd"), **depth_checks(rows["attack"])},
     by_data=True,
 )
 FIGURE_3B = slow_study(

@@ -97,6 +97,13 @@ def _four_layer_checks(rows: RowsByTable) -> Checks:
         "fragile-to-patches-at-depth-4": higher(patches, "DiffViT", than="ViT", patch=WIDTHS),
         "fragile-at-depth-4": on_average(pgd, "DiffViT", than="ViT", eps=EPS),
         "small-eps-at-depth-4": higher(pgd, "DiffViT", than="ViT", eps=[0.5 / 255, _AT]),
+        **eps_checks(pgd),
+    }
+
+
+def eps_checks(pgd: pl.DataFrame) -> Checks:
+    """Check that DiffViT is further above ViT at 1/255 than at smaller and larger ε, and than at 4/255."""
+    return {
         "gap-largest-at-1": [
             Check(f"ASR(DiffViT) − ASR(ViT), at 1/255 − mean of the ε {side} it", estimate)
             for side, estimate in peak(gaps(pgd), "eps", _AT, {}, pl.col("value"))
