@@ -75,10 +75,10 @@ class Attack(Measurement):
 
     @property
     def unshipped(self) -> tuple[str, ...]:
-        """Distances are read only where an attack looks for the nearest adversarial image."""
+        """Distances and new classes are read only where an attack looks for the nearest adversarial image."""
         ensemble = self.options().ensemble
         several = len(ensemble.stages) > 1  # then it matters which one broke an image
-        return () if ensemble.minimal else ("distance", "model", *([] if several else ["felled_by"]))
+        return () if ensemble.minimal else ("distance", "model", "prediction", *([] if several else ["felled_by"]))
 
     def content(self) -> dict[str, str]:
         """Return what its data are, where they lie in a folder, and what its settings have come to mean."""
