@@ -1,6 +1,7 @@
 """Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,110 +65,145 @@ def train_classifier(
     folder = Path(out)
 
     def begin(accelerator: Accelerator) -> loop.Task:
-        bare: Any = model if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
-        if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
-            raise UserError("the model: expected a module with weights that can be trained")
-        check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
-        strengths, times = in_use(recipe.defences or {}), list[float]()
-        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-        groups = loop.decayed([*bare.parameters()], recipe.weight_decay, (2, 4))  # matrices and convolutions
-        own = kind(groups, lr=recipe.learning_rate, fused=True)
-        if "ema" in strengths:
-            keep_average(own, strengths["ema"])
-        wrapped, optimizer = accelerator.prepare(bare, own)
-        adversary, device = recipe.adversarial, accelerator.device
-        replays = adversary.updates_per_batch if adversary else 1
-        # an epoch has as many updates as in natural training; a step is a minibatch with all its replays, so that no
-        # state is lost between steps, and the last of an epoch may have fewer
-        updates = -(-len(train) // recipe.batch_size)
-        steps = -(-updates // replays)
-
-        def first_update(step: int) -> int:
-            return step // steps * updates + step % steps * replays
-
-        def logits(images: Tensor, network: nn.Module = bare) -> Tensor:
-            with autocast(device, recipe.precision), outputs_only():
-                return network(images).float()
-
-        def update() -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        @lru_cache(1)
-        def order_of(sweep: int) -> Tensor:
-            return torch.randperm(len(train), generator=generator(recipe.seed, "order", sweep))
-
-        def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            for step in range(epoch * steps + first, (epoch + 1) * steps):
-                sweep, place = divmod(step, updates)  # pass over the data; equals the epoch without replays
-                batch = order_of(sweep)[place * recipe.batch_size : (place + 1) * recipe.batch_size]
-                yield backward(batch, sweep, step)
-
-        def backward(batch: Tensor, sweep: int, step: int) -> tuple[Tensor, int]:
-            share = batch[accelerator.process_index :: accelerator.num_processes]
-            if model is not None:  # it may draw random numbers, such as dropout's
-                torch.manual_seed(key(recipe.seed, "step", step, accelerator.process_index))
-            images, labels, ids = train.images(share), train.labels[share].to(device), train.ids[share]
-            if recipe.augment == "flip-crop":
-                images = flip_crop(images, ids, recipe.seed, sweep)
-            clean = images = images.to(device)
-
-            def loss_of(images: Tensor) -> Tensor:
-                # processes average their gradients, so n times the share's sum gives the mean over the batch
-                if not (strengths and len(share)):  # a process may have none of the last batch
-                    total = F.cross_entropy(logits(images, wrapped), labels, reduction="sum")
-                    return total * accelerator.num_processes / len(batch)
-                state = Step(wrapped, images, clean, labels, partial(logits, network=wrapped), recipe.seed, step)
-                warm = min(1.0, (first_update(step) + 1) / updates)  # strengths rise over the first epoch
-                return defended_loss(state, strengths, warm) * len(share) * accelerator.num_processes / len(batch)
-
-            def learn(images: Tensor) -> Tensor:
-                loss = loss_of(images)
-                accelerator.backward(loss)
-                if strengths.get("awp"):
-                    images.grad = None  # a free replay follows the gradient of the pass that trains
-                    with adversarial_weights(bare, strengths["awp"]):
-                        accelerator.backward(loss_of(images))
-                return loss.detach()
-
-            if adversary is None:
-                return learn(images), len(batch)
-            keys = adversarial.start_keys(recipe.seed, sweep, ids).to(device)
-            eps = adversary.eps_at(first_update(step), updates)
-            if adversary.variant == "free":
-                count = min(replays, updates - step % steps * replays)
-                return adversarial.replay(learn, update, images, adversary, eps, keys, count), count * len(batch)
-            return learn(adversarial.perturb(logits, images, labels, adversary, eps, keys)), len(batch)
+        training = _Training(accelerator, recipe, train, model)
 
         def evaluate() -> dict[str, Any]:
-            numbers: dict[str, Any] = {}
-            with averaged(own):
-                if validation is not None:
-                    numbers["accuracy"] = accuracy(bare, validation, device)
-                if validation is not None and adversary is not None:
-                    how = {"eps": adversary.eps, "device": device, "seed": recipe.seed}
-                    numbers["robust_accuracy"] = adversarial.robust_accuracy(bare, validation, **how)
-                if strengths:
-                    some = torch.arange(min(len(train), recipe.batch_size))
-                    images, labels = train.images(some).to(device), train.labels[some].to(device)
-                    begin = partial(Step, bare, images, images, labels, logits, recipe.seed)
-                    if not times:  # once: it takes several steps
-                        times.append(share_of_time(begin, strengths))
-                    numbers |= values(begin(0), strengths) | {"defence_time": times[0]}
-                return numbers | {"lambda": lambdas(bare)}
-
-        def rate(step: int) -> float:
-            return learning_rate(recipe, first_update(step), updates)
+            with averaged(training.optimizer):
+                return training.measured(validation) | {"lambda": lambdas(training.bare)}
 
         def save(written: dict[str, Any], dtype: torch.dtype) -> None:
-            with averaged(own):
-                checkpoints.save(bare, written, folder, dtype)
+            with averaged(training.optimizer):
+                checkpoints.save(training.bare, written, folder, dtype)
 
-        return loop.Task(wrapped, optimizer, steps, rate, gradients, evaluate, save if "ema" in strengths else None)
+        return training.task(evaluate, save if "ema" in training.strengths else None)
 
     stored = {checkpoints.CLASS_NAMES: [*train.class_names], **(stored or {})}
     with torch.random.fork_rng(range(torch.cuda.device_count()), enabled=model is not None):
         return loop.train(recipe, folder, begin, stored=stored, trackers=trackers, progress=progress)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """This process's share of a minibatch."""
+
+    images: Tensor  # augmented, not perturbed
+    labels: Tensor
+    ids: Tensor
+    size: int  # of the whole minibatch
+    step: int
+
+
+class _Training:
+    """A model, its optimizer, and what a step does to them.
+
+    An epoch has as many updates as in natural training. A step is a minibatch with all its replays, so that no state is
+    lost between steps; the last step of an epoch may have fewer.
+    """
+
+    def __init__(self, accelerator: Accelerator, recipe: Recipe, train: ImageSet, model: nn.Module | None) -> None:
+        bare: Any = model if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
+        if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
+            raise UserError("the model: expected a module with weights that can be trained")
+        check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
+        self.recipe, self.train, self.bare, self.is_foreign = recipe, train, bare, model is not None
+        self.strengths = in_use(recipe.defences or {})
+        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+        groups = loop.decayed([*bare.parameters()], recipe.weight_decay, (2, 4))  # matrices and convolutions
+        self.optimizer = kind(groups, lr=recipe.learning_rate, fused=True)
+        if "ema" in self.strengths:
+            keep_average(self.optimizer, self.strengths["ema"])
+        self.accelerator, self.device = accelerator, accelerator.device
+        self.wrapped, self.prepared = accelerator.prepare(bare, self.optimizer)
+        self.replays = recipe.adversarial.updates_per_batch if recipe.adversarial else 1
+        self.updates = -(-len(train) // recipe.batch_size)  # of an epoch
+        self.steps = -(-self.updates // self.replays)
+        self.order_of = lru_cache(1)(self._order)
+        self.defence_time: float | None = None
+
+    def task(self, evaluate: Callable[[], dict[str, Any]], save: Callable[..., None] | None) -> loop.Task:
+        return loop.Task(self.wrapped, self.prepared, self.steps, self._rate, self._gradients, evaluate, save)
+
+    def _first_update(self, step: int) -> int:
+        return step // self.steps * self.updates + step % self.steps * self.replays
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(self.recipe, self._first_update(step), self.updates)
+
+    def _order(self, sweep: int) -> Tensor:
+        return torch.randperm(len(self.train), generator=generator(self.recipe.seed, "order", sweep))
+
+    def _gradients(self, epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
+        for step in range(epoch * self.steps + first, (epoch + 1) * self.steps):
+            sweep, place = divmod(step, self.updates)  # pass over the data; equals the epoch without replays
+            whole = self.order_of(sweep)[place * self.recipe.batch_size : (place + 1) * self.recipe.batch_size]
+            yield self._backward(whole, sweep, step)
+
+    def _backward(self, whole: Tensor, sweep: int, step: int) -> tuple[Tensor, int]:
+        recipe, accelerator, adversary = self.recipe, self.accelerator, self.recipe.adversarial
+        share = whole[accelerator.process_index :: accelerator.num_processes]
+        if self.is_foreign:  # it may draw random numbers, such as dropout's
+            torch.manual_seed(key(recipe.seed, "step", step, accelerator.process_index))
+        images, labels, ids = self.train.images(share), self.train.labels[share], self.train.ids[share]
+        if recipe.augment == "flip-crop":
+            images = flip_crop(images, ids, recipe.seed, sweep)
+        images = images.to(self.device)
+        batch = _Batch(images, labels.to(self.device), ids, len(whole), step)
+        if adversary is None:
+            return self._learn(batch, images), len(whole)
+        keys = adversarial.start_keys(recipe.seed, sweep, ids).to(self.device)
+        eps = adversary.eps_at(self._first_update(step), self.updates)
+        if adversary.variant == "free":
+            count = min(self.replays, self.updates - step % self.steps * self.replays)
+            learn = partial(self._learn, batch)
+            return adversarial.replay(learn, self._update, images, adversary, eps, keys, count), count * len(whole)
+        perturbed = adversarial.perturb(self._logits, images, batch.labels, adversary, eps, keys)
+        return self._learn(batch, perturbed), len(whole)
+
+    def _learn(self, batch: _Batch, images: Tensor) -> Tensor:
+        """Add the gradients of the loss on perturbed images, and return it."""
+        loss = self._loss(batch, images)
+        self.accelerator.backward(loss)
+        if self.strengths.get("awp"):
+            images.grad = None  # a free replay follows the gradient of the pass that trains
+            with adversarial_weights(self.bare, self.strengths["awp"]):
+                self.accelerator.backward(self._loss(batch, images))
+        return loss.detach()
+
+    def _loss(self, batch: _Batch, images: Tensor) -> Tensor:
+        # processes average their gradients, so n times the share's sum gives the mean over the batch
+        processes, own = self.accelerator.num_processes, len(batch.ids)
+        logits = partial(self._logits, network=self.wrapped)
+        if not (self.strengths and own):  # a process may have none of the last batch
+            return F.cross_entropy(logits(images), batch.labels, reduction="sum") * processes / batch.size
+        state = Step(self.wrapped, images, batch.images, batch.labels, logits, self.recipe.seed, batch.step)
+        warm = min(1.0, (self._first_update(batch.step) + 1) / self.updates)  # strengths rise over the first epoch
+        return defended_loss(state, self.strengths, warm) * own * processes / batch.size
+
+    def _logits(self, images: Tensor, network: nn.Module | None = None) -> Tensor:
+        with autocast(self.device, self.recipe.precision), outputs_only():
+            return (network or self.bare)(images).float()
+
+    def _update(self) -> None:
+        self.prepared.step()
+        self.prepared.zero_grad()
+
+    def measured(self, validation: ImageSet | None) -> dict[str, Any]:
+        """Return accuracies on validation images, and the value of each penalty on the first images of the training."""
+        numbers: dict[str, Any] = {}
+        recipe, train, adversary = self.recipe, self.train, self.recipe.adversarial
+        if validation is not None:
+            numbers["accuracy"] = accuracy(self.bare, validation, self.device)
+        if validation is not None and adversary is not None:
+            how = {"eps": adversary.eps, "device": self.device, "seed": recipe.seed}
+            numbers["robust_accuracy"] = adversarial.robust_accuracy(self.bare, validation, **how)
+        if self.strengths:
+            some = torch.arange(min(len(train), recipe.batch_size))
+            images, labels = train.images(some).to(self.device), train.labels[some].to(self.device)
+            begin = partial(Step, self.bare, images, images, labels, self._logits, recipe.seed)
+            if self.defence_time is None:  # measured once: it takes several steps
+                self.defence_time = share_of_time(begin, self.strengths)
+            numbers |= values(begin(0), self.strengths) | {"defence_time": self.defence_time}
+        return numbers
 
 
 def check_data(recipe: Recipe, train: ImageSet) -> None:
