@@ -34,6 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
 STARTS = ("uniform", "normal")
 SEEDS, PROBED = 8, 4  # training seeds of the laptop profile, and those whose gradients are measured
 PAIRS = {  # of the claims: which model is said to be the more fragile one
+    "differential": (DIFFVIT, VIT),
     "subtraction-alone": (V2, ZERO),
     "fixed-subtraction-alone": (HALF, ZERO),
     "lambda-of-tokens": (V2, HALF),
