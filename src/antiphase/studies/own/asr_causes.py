@@ -30,7 +30,7 @@ from antiphase.studies.cells import Attack, Margin, TrainVit, Variant
 from antiphase.studies.cells.models import Model
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, over
-from antiphase.studies.figures import ESTIMATES, Artefact, Plot, Table, panels, tables
+from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks, Paper, filled
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
 from antiphase.studies.report.words import signed
@@ -54,6 +54,7 @@ NORMAL = {VIT: "ViT, N(0, 0.02)", DIFFVIT: "DiffViT, N(0, 0.02)"}
 SHORTER = "ViT, two thirds of the epochs"
 LADDER = (VIT, NORMED, ZERO, DIFFVIT)  # each step changes one thing
 OTHER_LADDER = (VIT, BARE_ZERO, BARE, DIFFVIT)
+STEPS = tuple(dict.fromkeys(LADDER + OTHER_LADDER))
 
 MEAN, UNIFORM = "A2 = mean over images", "A2 = uniform"
 STOPPED = {
@@ -79,15 +80,17 @@ TINY = 1e-9  # of a margin, slope or distance, before its logarithm
 PAPER = Paper("own", Path(__file__).parent)
 
 
-def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
-    """Return the trained models by series; the twins are those of the other studies."""
+def trainings(own: RobustnessBench, seed: int, data: str) -> dict[str, TrainVit]:
+    """Return the trainings by series; the twins are those of the other studies."""
 
     def train(kind: str, **sizes: Any) -> TrainVit:
         return own.train(kind, seed, data, **sizes)
 
     vit, bare = train("vit"), {"head_norm": False, "rescale": False}
     one_unit = 4.0 + 1.5 / own.sizes.get("dim", 192)  # one hidden unit more in the MLP of each block
-    controls: dict[str, TrainVit] = {
+    return {
+        VIT: vit,
+        DIFFVIT: train("diffvit"),
         NORMED: train("vit-norm"),
         ZERO: train("diffvit", parameterisation="zero"),
         BARE: train("diffvit", **bare),
@@ -97,8 +100,12 @@ def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
         NORMAL[DIFFVIT]: train("diffvit", initial_weights="normal"),
         SHORTER: replace(vit, recipe={**vit.recipe, "epochs": max(1, round(vit.recipe["epochs"] * 2 / 3))}),
     }
-    named = {series: Variant(model=model, series=series) for series, model in controls.items()}
-    return {VIT: vit, DIFFVIT: train("diffvit"), **named}
+
+
+def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
+    """Return the trained models by series, the controls under names of their own."""
+    models = trainings(own, seed, data)
+    return {one: model if one in (VIT, DIFFVIT) else Variant(model=model, series=one) for one, model in models.items()}
 
 
 def intervened(model: TrainVit) -> dict[str, Variant]:
@@ -109,15 +116,18 @@ def intervened(model: TrainVit) -> dict[str, Variant]:
     return {series: replace(variant, series=series) for series, variant in found.items()}
 
 
+def nearest(sizes: RobustnessBench, model: Model, data: str) -> Attack:
+    """Return FAB-T, for the least perturbation of each test image."""
+    # without the final search, which the rows that ship were made without: distances are 0.5 % longer
+    how = {"steps": sizes.attacks.get("pgd", {}).get("steps", 20), "targets": _NEAREST, "final_search": False}
+    return Attack(model=model, data=data, limit=sizes.images, attack="fab-t", eps=(1.0,), settings=how)
+
+
 def cells(profile: Profile) -> list[Cell]:
     """PGD and margins of every model, the least perturbation of the ladder's, training losses."""
-    sizes = bench(profile)
+    sizes, made = bench(profile), list[Cell]()
     settings = dict(sizes.attacks.get("pgd", {}))
     pgd: dict[str, Any] = {"eps": EPS, "settings": settings, "precision": sizes.search}  # as on the twins
-    # without the final search, which the rows that ship were made without: distances are 0.5 % longer
-    nearest = {"steps": settings.get("steps", 20), "targets": _NEAREST, "final_search": False}
-    fab: dict[str, Any] = {"attack": "fab-t", "eps": (1.0,), "settings": nearest}
-    made = list[Cell]()
     for data in sizes.data:
         test: dict[str, Any] = {"data": data, "limit": sizes.images}
         images = {"split": "train", "limit": sizes.limit or _TRAINING_IMAGES, "gradients": False}
@@ -131,23 +141,32 @@ def cells(profile: Profile) -> list[Cell]:
             made += [Attack(model=model, **test, **pgd) for model in others]
             made += [Margin(model=model, **some) for model in models.values() for some in (test, train)]
             made += [Margin(model=interventions[series], gradients=False, **test) for series in CHANGED]
-            made += [Attack(model=models[series], **test, **fab) for series in LADDER]
+            made += [nearest(sizes, models[series], data) for series in LADDER]
     return made
 
 
 class Measured:
-    """The rows of a data set as matrices of training seeds and images, the seeds that are finished."""
+    """The rows of a data set as matrices of training seeds and images, the seeds that are finished.
+
+    Without rows of training losses they are those of the two ladders alone, with the least perturbation of DiffViT.
+    """
 
     def __init__(self, rows: RowsByTable) -> None:
-        attacks, margin, train = (rows[name] for name in ("attack", "margin", "margin-train"))
-        pgd, nearest = (attacks.filter(attack=name) for name in ("pgd", "fab-t"))
-        needed = ((pgd, SERIES), (nearest, LADDER), (margin, (*TRAINED, *CHANGED)), (train, TRAINED))
-        seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in needed for name in names]
+        pgd, nearest = (rows["attack"].filter(attack=name) for name in ("pgd", "fab-t"))
+        needed = {"pgd": (pgd, STEPS), "nearest": (nearest, (DIFFVIT,)), "margin": (rows["margin"], STEPS)}
+        if "margin-train" in rows:
+            needed = {
+                "pgd": (pgd, SERIES),
+                "nearest": (nearest, LADDER),
+                "train": (rows["margin-train"], tuple(TRAINED)),
+            }
+            needed["margin"] = (rows["margin"], (*TRAINED, *CHANGED))
+        seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in needed.values() for name in names]
         self.seeds = sorted(set.intersection(*seeds))
-        self.pgd, self.nearest, self.margin, losses = (
-            frame.filter(pl.col(SEED).is_in(self.seeds)) for frame, _ in needed
-        )
-        self.losses = {name: _matrix(losses, name, pl.col("loss")) for name in TRAINED if self.seeds}
+        kept = {table: frame.filter(pl.col(SEED).is_in(self.seeds)) for table, (frame, _) in needed.items()}
+        self.pgd, self.nearest, self.margin = (kept[table] for table in ("pgd", "nearest", "margin"))
+        known = TRAINED if "train" in kept and self.seeds else ()
+        self.losses = {name: _matrix(kept["train"], name, pl.col("loss")) for name in known}
 
     def broken(self, series: str, eps: float) -> Matrix:
         return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, ASR)
@@ -203,11 +222,10 @@ class Measured:
         return {f"{name}, other order": after - before for name, before, after in steps}
 
     def differences(self, eps: float) -> dict[str, Matrix]:
-        return {
-            "as measured": self.broken(DIFFVIT, eps) - self.broken(VIT, eps),
-            AT_MARGINS: self.even(DIFFVIT, eps) - self.even(VIT, eps),
-            AT_LOSS: self.broken(DIFFVIT, eps) - self.at_loss(eps),
-        }
+        broken = self.broken(DIFFVIT, eps)
+        found = {"as measured": broken - self.broken(VIT, eps)}
+        found[AT_MARGINS] = self.even(DIFFVIT, eps) - self.even(VIT, eps)
+        return found | ({AT_LOSS: broken - self.at_loss(eps)} if self.losses else {})
 
     def cosines(self, series: str) -> Matrix:
         """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
@@ -286,10 +304,9 @@ def draw(rows: RowsByTable) -> Artefact:
             notes.append(f"No training seed is finished yet{of}.")
             continue
         stem = f"causes-{data}" if of else "causes"
-        parts = _by_eps(measured, measured.parts)
-        both = pl.concat([parts, _by_eps(measured, measured.other_order)])
-        plots += _plots(measured, of, stem, parts)
-        sheets += _tables(measured, of, stem, both)
+        both = in_both_orders(measured)
+        plots += _plots(measured, of, stem)
+        sheets += parts_tables(both, of, stem) + _tables(measured, of, stem)
         notes.append(_sentence(both, of))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
@@ -299,29 +316,52 @@ def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -
     return pl.concat(_by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names)
 
 
-def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
+def _at(
+    frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any
+) -> tuple[Panel, ...]:
+    place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
+    some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
+    return panels(some, title, "x", (x, y), percent=True, **style)
+
+
+def parts_panels(measured: Measured, title: str) -> tuple[Panel, ...]:
+    """Return bars of the parts of the difference at every ε."""
+    parts, style = _by_eps(measured, measured.parts), {"kind": "bar", "ticks": PARTS, "level": 0.0}
+    return _at(parts, _placed(PARTS), title, "", "difference in ASR", **style)
+
+
+def in_both_orders(measured: Measured) -> pl.DataFrame:
+    """Return the parts of the difference at every ε, by both orders of the steps."""
+    return pl.concat([_by_eps(measured, measured.parts), _by_eps(measured, measured.other_order)])
+
+
+def parts_tables(parts: pl.DataFrame, of: str, stem: str) -> list[Table]:
+    """Return the table of the parts of the difference."""
+    named = parts.with_columns(pl.col("series").replace(PAPER.words["parts"]))
+    return tables(named, PAPER.words["tables"]["parts"] + of, f"{stem}-parts", "series", "column", index="part")
+
+
+def _plots(measured: Measured, of: str, stem: str) -> list[Plot]:
     rate, difference, minus = "attack success rate", "difference in ASR", "DiffViT − ViT"
     factors = SCALED | {DIFFVIT: 1.0}
 
-    def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any) -> Any:
-        place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
-        some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
-        return panels(some, f"{title}{of}", "x", (x, y), percent=True, **style)
+    def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, **style: Any) -> tuple[Panel, ...]:
+        return _at(frame, places, f"{title}{of}", x, rate, **style)
 
     def bars(names: Mapping[str, str]) -> Any:
         asr = _rates(measured, names).filter(pl.col("eps").is_in(EPS[1:3]))
-        return at(asr, _placed(names), "1/255 and 2/255", "", rate, kind="bar", ticks=tuple(names.values()))
+        return at(asr, _placed(names), "1/255 and 2/255", "", kind="bar", ticks=tuple(names.values()))
 
     remaining, style = _by_eps(measured, measured.differences), {"percent": True, "level": 0.0}
     drawn = {
         "lambda": [
-            *at(_rates(measured, factors), factors, "as measured", "factor of λ", rate),
-            *at(_rates(measured, factors, matched=True), factors, AT_MARGINS, "factor of λ", rate),
+            *at(_rates(measured, factors), factors, "as measured", "factor of λ"),
+            *at(_rates(measured, factors, matched=True), factors, AT_MARGINS, "factor of λ"),
         ],
         "maps": bars({DIFFVIT: "as trained"} | {name: name for name in (MEAN, UNIFORM, *STOPPED)}),
         "controls": bars(TRAINED),
         "remaining": panels(remaining, f"{minus}{of}", "eps", ("ε", difference), scale="eps", **style),
-        "parts": at(parts, _placed(PARTS), minus, "", difference, kind="bar", ticks=PARTS, level=0.0),
+        "parts": parts_panels(measured, f"{minus}{of}"),
     }
     return [PAPER.plot(f"{stem}-{name}", some, caption=name) for name, some in drawn.items()]
 
@@ -330,7 +370,7 @@ def _placed(names: Iterable[str]) -> dict[str, float]:
     return {name: float(number) for number, name in enumerate(names)}
 
 
-def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Table]:
+def _tables(measured: Measured, of: str, stem: str) -> list[Table]:
     # clean predictions of the others are the trained model's
     known = [name for name in SERIES if name not in STOPPED]
     accuracy = [(name, "clean accuracy", as_share(_mean(measured.correct(name)))) for name in known]
@@ -342,7 +382,6 @@ def _tables(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list
     both_maps = (DIFFVIT, BARE, NORMAL[DIFFVIT])
     numbers: dict[str, Any] = {"percent": False, "digits": 3}
     shown: dict[str, tuple[pl.DataFrame, str, dict[str, Any]]] = {
-        "parts": (parts.with_columns(pl.col("series").replace(PAPER.words["parts"])), "part", {}),
         "remaining": (_by_eps(measured, measured.differences), "compared", {}),
         "strata": (pl.concat(_by_eps(measured, even) for even in by_strata), "strata", {}),
         "asr": (by_model.sort(order, maintain_order=True), "model", {}),
@@ -393,41 +432,50 @@ def _quantities(measured: Measured, models: Iterable[str], *names: str) -> Itera
             yield series, name, value
 
 
+def _at_each_eps(measured: Measured, words: str, values: Callable[[float], Matrix]) -> list[Check]:
+    found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
+    mean, *each = map(_mean, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
+    beside = [Check(f"{words} at {eps_label(eps)}", one, decides=False) for eps, one in zip(EPS, each, strict=True)]
+    return [Check(f"{words} mean over ε", mean), *beside]
+
+
+def _higher(measured: Measured, first: str, second: str) -> list[Check]:
+    words = f"ASR({first}) − ASR({second})"
+    return _at_each_eps(measured, words, lambda eps: measured.broken(first, eps) - measured.broken(second, eps))
+
+
+def _remains(measured: Measured, name: str) -> list[Check]:
+    return _at_each_eps(measured, f"ASR(DiffViT) − ASR(ViT), {name},", lambda eps: measured.differences(eps)[name])
+
+
+def ladder_checks(measured: Measured) -> dict[str, list[Check]]:
+    """Check what each step of the two ladders does, and the parts of the difference."""
+
+    def part(name: str) -> list[Check]:
+        return _at_each_eps(measured, f"part: {name},", lambda eps: measured.parts(eps)[name])
+
+    return {
+        "subtraction-raises-asr": _higher(measured, DIFFVIT, ZERO),
+        "subtraction-raises-asr-bare": _higher(measured, BARE, BARE_ZERO),
+        "heads-raise-asr": _higher(measured, BARE_ZERO, VIT),
+        "no-subtraction-is-fragile": _higher(measured, ZERO, VIT),
+        "fragile-at-equal-margins": part(SUBTRACTION),
+        "angle-raises-asr": part(ANGLE),
+        "margins-raise-asr": part(MARGINS),
+        "remains-at-equal-margins": _remains(measured, AT_MARGINS),
+        "norm-raises-asr": _higher(measured, NORMED, VIT),
+    }
+
+
 def checks(rows: RowsByTable) -> Checks:
     """Check each cause: the paper's explanation, and the alternatives to it."""
     measured = Measured(rows)
-
-    def at_each_eps(words: str, values: Callable[[float], Matrix]) -> list[Check]:
-        found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
-        mean, *each = map(_mean, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
-        beside = [Check(f"{words} at {eps_label(eps)}", one, decides=False) for eps, one in zip(EPS, each, strict=True)]
-        return [Check(f"{words} mean over ε", mean), *beside]
-
-    def higher(first: str, second: str) -> list[Check]:
-        words = f"ASR({first}) − ASR({second})"
-        return at_each_eps(words, lambda eps: measured.broken(first, eps) - measured.broken(second, eps))
-
-    def part(name: str) -> list[Check]:
-        return at_each_eps(f"part: {name},", lambda eps: measured.parts(eps)[name])
-
-    def remains(name: str) -> list[Check]:
-        return at_each_eps(f"ASR(DiffViT) − ASR(ViT), {name},", lambda eps: measured.differences(eps)[name])
-
     without_a2, without_a1, _ = STOPPED
-    return {
-        "subtraction-raises-asr": higher(DIFFVIT, ZERO),
-        "subtraction-raises-asr-bare": higher(BARE, BARE_ZERO),
-        "heads-raise-asr": higher(BARE_ZERO, VIT),
-        "no-subtraction-is-fragile": higher(ZERO, VIT),
-        "fragile-at-equal-margins": part(SUBTRACTION),
-        "angle-raises-asr": part(ANGLE),
-        "gradient-of-a2": higher(without_a1, without_a2),
-        "margins-raise-asr": part(MARGINS),
-        "remains-at-equal-margins": remains(AT_MARGINS),
-        "remains-at-equal-loss": remains(AT_LOSS),
-        "norm-raises-asr": higher(NORMED, VIT),
-        "parameters-raise-asr": higher(WIDER, VIT),
-        "other-initial-weights": higher(NORMAL[DIFFVIT], NORMAL[VIT]),
+    return ladder_checks(measured) | {
+        "gradient-of-a2": _higher(measured, without_a1, without_a2),
+        "remains-at-equal-loss": _remains(measured, AT_LOSS),
+        "parameters-raise-asr": _higher(measured, WIDER, VIT),
+        "other-initial-weights": _higher(measured, NORMAL[DIFFVIT], NORMAL[VIT]),
     }
 
 

@@ -40,13 +40,23 @@ def larger(
     return replace(model, called=LARGER[series] if times == 2 else f"{series}, {times} times as wide", **how)
 
 
-def _settings(profile: Profile) -> dict[str, str]:
+def _changes(profile: Profile) -> dict[str, Any]:
+    """Return the fields of the bench that differ for models twice as wide."""
     sizes, recipe = bench(profile), dict(RECIPE)
     model = larger(sizes, VIT, 0, sizes.data[0], "uniform")
     changed = {name: model.sizes[name] for name in ("dim", "patch_size")}
     epochs = dict.fromkeys(sizes.data, recipe.pop("epochs"))
-    changes = {"sizes": {**sizes.sizes, **changed}, "recipe": {**sizes.recipe, **recipe}, "epochs": epochs}
-    return shown_settings(profile, **changes)
+    return {"sizes": {**sizes.sizes, **changed}, "recipe": {**sizes.recipe, **recipe}, "epochs": epochs}
+
+
+def larger_bench(profile: Profile) -> RobustnessBench:
+    """Return the bench of the larger models."""
+    return replace(bench(profile), **_changes(profile))
+
+
+def larger_settings(profile: Profile) -> dict[str, str]:
+    """Return the settings of a study of larger models, as its page shows them."""
+    return shown_settings(profile, **_changes(profile))
 
 
 def cells(profile: Profile) -> list[Cell]:
@@ -92,7 +102,7 @@ LARGER_VITS = PAPER.study(
     cells,
     draw,
     checks,
-    lambda profile: _settings(profile) | {"smaller models": "those of Figure 2(a)"},
+    lambda profile: larger_settings(profile) | {"smaller models": "those of Figure 2(a)"},
     by_data=True,
 )
 
@@ -148,7 +158,9 @@ def _attack_checks(rows: RowsByTable) -> Checks:
     }
 
 
-LARGER_ATTACKS = PAPER.study("larger-attacks", _attack_cells, _draw_attacks, _attack_checks, _settings, by_data=True)
+LARGER_ATTACKS = PAPER.study(
+    "larger-attacks", _attack_cells, _draw_attacks, _attack_checks, larger_settings, by_data=True
+)
 
 
 def _layer_cells(profile: Profile) -> list[Cell]:
@@ -169,7 +181,7 @@ def _draw_layers(rows: RowsByTable) -> Artefact:
     return draw_sensitivity(_as_twins(rows))
 
 
-LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, _draw_layers, _layer_checks, _settings, by_data=True)
+LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, _draw_layers, _layer_checks, larger_settings, by_data=True)
 
 
 def _radius_cells(profile: Profile) -> list[Cell]:
@@ -185,7 +197,7 @@ LARGER_RADIUS = PAPER.study(
     _radius_cells,
     lambda rows: Artefact([], draw_radii(_as_twins(rows)).tables),  # of one depth: no lines
     lambda rows: radius_checks(_as_twins(rows)),
-    _settings,
+    larger_settings,
     by_data=True,
 )
 
@@ -226,7 +238,7 @@ LARGER_WIDTH = PAPER.study(
     lambda profile: _by_size(profile, starts=["uniform"], times=TIMES),
     _draw_widths,
     _width_checks,
-    lambda profile: _settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
+    lambda profile: larger_settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
     by_data=True,
 )
 
@@ -246,6 +258,6 @@ LARGER_DEPTH = PAPER.study(
     lambda profile: _by_size(profile, depths=DEPTHS),
     _draw_depths,
     _depth_checks,
-    lambda profile: _settings(profile) | {"depths": " and ".join(map(str, DEPTHS))},
+    lambda profile: larger_settings(profile) | {"depths": " and ".join(map(str, DEPTHS))},
     by_data=True,
 )

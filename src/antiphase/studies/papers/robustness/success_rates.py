@@ -183,7 +183,7 @@ def _asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     }
 
 
-def at_each_depth(attacks: pl.DataFrame, prefix: str = "asr") -> tuple[list[Panel], list[Table]]:
+def at_each_depth(attacks: pl.DataFrame, prefix: str = "asr") -> tuple[tuple[Panel, ...], list[Table]]:
     """Return a panel and a table of ASR over ε for each data set and depth."""
     rates = estimates(attacks, ["data", "depth", "series", "eps"], ASR).sort("depth", maintain_order=True)
     drawn = panels(rates, "{data}, depth {depth}", "eps", ("ε", RATE), percent=True, scale="eps")

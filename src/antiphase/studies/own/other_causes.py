@@ -1,0 +1,83 @@
+"""The parts of the difference in ASR in other models than those of *Causes*: other initial weights, and larger ones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
+import polars as pl
+
+from antiphase.studies.cells import Margin, TrainVit
+from antiphase.studies.estimation import CORRECT, estimates
+from antiphase.studies.figures import Artefact, Panel, Table, tables
+from antiphase.studies.own.asr_causes import (
+    DIFFVIT,
+    PAPER,
+    STEPS,
+    Measured,
+    in_both_orders,
+    ladder_checks,
+    nearest,
+    parts_panels,
+    parts_tables,
+    trainings,
+)
+from antiphase.studies.own.larger_vits import larger_bench, larger_settings
+from antiphase.studies.own.variants import STARTS, seeds_of, shown_settings
+from antiphase.studies.papers.robustness.bench import RobustnessBench, bench
+from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+
+_LARGER = "larger "  # before the names of models, so that their cells have names of their own
+
+
+def ladder(own: RobustnessBench, seed: int, data: str, start: str, before: str = "") -> dict[str, TrainVit]:
+    """Return the models of the two ladders of *Causes*, at other sizes and from other initial weights."""
+    sizes = {**own.sizes, **({"initial_weights": start} if start != "uniform" else {})}
+    models = trainings(replace(own, sizes=sizes), seed, data)
+    return {name: replace(models[name], called=before + name) for name in STEPS}
+
+
+def _cells(profile: Profile, own: RobustnessBench, starts: Sequence[str], before: str) -> list[Cell]:
+    """Return PGD, accuracy and margins of each model, and the least perturbation of DiffViT."""
+    made = list[Cell]()
+    for data, start, seed in product(own.data, starts, seeds_of(profile)):
+        models = ladder(own, seed, data, start, before)
+        for model in models.values():
+            made += [own.attack(model), own.accuracy(model), Margin(model=model, data=data, limit=own.images)]
+        made.append(nearest(own, models[DIFFVIT], data))
+    return made
+
+
+def _study(
+    name: str,
+    own: Callable[[Profile], RobustnessBench],
+    starts: Sequence[str],
+    settings: Callable[[Profile], dict[str, str]],
+    before: str = "",
+) -> Study:
+    def named(rows: RowsByTable) -> RowsByTable:
+        series = pl.col("series").str.strip_prefix(before)
+        return {table: frame.with_columns(series=series) for table, frame in rows.items()}
+
+    def draw(rows: RowsByTable) -> Artefact:
+        drawn, listed, rows = list[Panel](), list[Table](), named(rows)
+        for data in rows["attack"]["data"].unique(maintain_order=True):
+            measured = Measured({table: frame.filter(data=data) for table, frame in rows.items()})
+            if measured.seeds:
+                drawn += parts_panels(measured, data)
+                listed += parts_tables(in_both_orders(measured), f", {data}", f"{name}-{data}")
+        clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
+        listed += tables(clean, "Clean accuracy", f"{name}-accuracy", "series", "data")
+        return Artefact([PAPER.plot(name, drawn, columns=1, caption="parts")], listed)
+
+    return PAPER.study(
+        name,
+        lambda profile: _cells(profile, own(profile), starts, before),
+        draw,
+        lambda rows: ladder_checks(Measured(named(rows))),
+        settings,
+        by_data=True,
+    )
+
+
+CAUSES_NORMAL = _study("causes-normal", bench, STARTS[1:], shown_settings)
+LARGER_CAUSES = _study("larger-causes", larger_bench, STARTS, larger_settings, _LARGER)
