@@ -139,10 +139,25 @@ def fragile(attacks):
     return differences, [100 * share for share in (*asr, *right["label"])]
 
 
-def why(attacks, strata=20):
+LADDER = ("ViT", "ViT, norm and factor", "DiffViT, λ frozen at 0", "DiffViT")
+BARE = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or factor")
+
+
+def why(attacks):
+    """Parts of the difference in ASR of small and larger models, from both initial weights, where there are rows."""
+    twins = (f"{LADDER[0]} depth 1", *LADDER[1:3], f"{LADDER[3]} depth 1")
+    found, shape = parts(attacks, twins, BARE)
+    for size, start in ((size, start) for size in ("", "larger ") for start in STARTS):
+        ladder, bare = (tuple(f"{size}{name} depth 1{start}" for name in names) for names in (LADDER, BARE))
+        if (size or start) and all((name, 1.0) in attacks.rows for name in (*ladder, *bare)):
+            found += parts(attacks, ladder, bare)[0]
+    for start in STARTS:  # Diff Transformer V2: its subtraction alone
+        found += attacks.over_eps(f"DiffViT V2 depth 1{start}", f"V2, λ = 0 depth 1{start}")
+    return found, shape
+
+
+def parts(attacks, ladder, bare, strata=20):
     """Parts of the difference in ASR; at equal margins means: standardised to the margins of both twins."""
-    ladder = ("ViT depth 1", "ViT, norm and factor", "DiffViT, λ frozen at 0", "DiffViT depth 1")
-    bare = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or factor")
     rows = read("margin", "margin", "norm1", "right1", "sample")
     rows = rows.filter(pl.col("norm1").is_not_null()).partition_by("twin", as_dict=True)  # of the study of causes
     margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
@@ -165,7 +180,7 @@ def why(attacks, strata=20):
     kappa = by_seed_and_image(ratio, "kappa", "sample")
     fab = read("attack-fab-t", "distance", "sample").filter(twin=ladder[-1])
     least = by_seed_and_image(fab, "distance", "sample") * 255
-    parts, of_all = [], {}
+    found, of_all = [], {}
     for eps in (0.5, 1.0, 2.0, 4.0):
         hits = {kind: attacks.success(kind, eps, seeds) for kind in ladder + bare}
         vit, norm, frozen, diffvit, *others = (equal_margins(kind, hits[kind]) for kind in hits)
@@ -177,12 +192,10 @@ def why(attacks, strata=20):
         of_eps |= {"heads first": others[0] - vit, "then subtraction": others[1] - others[0]}
         of_eps |= {"then norm and factor": diffvit - others[1]}
         of_eps |= {"without subtraction": hits[ladder[2]] - hits[ladder[0]]}
-        parts += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
+        found += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
         of_all = {part: [*of_all.get(part, []), x] for part, x in of_eps.items()}
-    parts += [interval(f"mean over ε {part}", sum(some) / len(some)) for part, some in of_all.items()]
-    for start in STARTS:  # Diff Transformer V2: its subtraction alone
-        parts += attacks.over_eps(f"DiffViT V2 depth 1{start}", f"V2, λ = 0 depth 1{start}")
-    return parts, list(least.shape)
+    found += [interval(f"mean over ε {part}", sum(some) / len(some)) for part, some in of_all.items()]
+    return found, list(least.shape)
 
 
 def trained(attacks):
