@@ -22,7 +22,7 @@ LAYERS = (
     {"sensitivity"},
     {"evaluation"},
     {"vlm"},
-    {"report", "runs", "commands", "studies", "api", "cli"},
+    {"report", "commands", "studies", "cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 FRONT_DOOR = {"__init__", "__main__"}  # what a caller meets: they may import everything, nothing imports them

@@ -30,7 +30,7 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     return specs
 
 
-_STUDIES = Field(description="Studies, a paper (robustness, diffclip), a file of your own, or all.")
+_STUDIES = Field(description="Studies, a group (robustness, diffclip, own), a file of your own, or all.")
 Names = Annotated[tuple[str, ...], Typed(argument=True, metavar="STUDY"), _STUDIES]
 GivenModels = Annotated[
     Words,
@@ -52,7 +52,7 @@ ReadRows = Annotated[
 
 
 class ListOptions(Options):
-    """List the studies of both papers."""
+    """List the studies of both papers and our own."""
 
 
 class StudyOptions(Options):

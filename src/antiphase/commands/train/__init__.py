@@ -305,8 +305,7 @@ class TrainVlmOptions(PresetOptions):
     stage: Literal["1", "2"]
     """Stage: 1 trains the projector on captions, 2 also the language model on conversations."""
     data: str
-    """Source of conversations: emoji-objects, llava:JSON?images=DIR or shards:PATTERN (tar files with KEY.json and
-    KEY.jpg)."""
+    """Source of conversations: emoji-objects or llava:JSON?images=DIR."""
     tower: str | None = None
     """Model whose image tower sees: a run directory of train-clip, open_clip:NAME/TAG, diffclip:PATH and so on. With
     --pretrained: that model's."""
@@ -361,7 +360,7 @@ class FinetuneOptions(TrainingOptions):
     **Examples**
 
     antiphase finetune runs/diffclip --fare 2/255 --data openmoji --epochs 5 --out runs/diffclip-fare
-    antiphase finetune diffclip:DiffCLIP_ViT_B_CC12M --fare 4/255 --data imagenet --out runs/fare4
+    antiphase finetune "diffclip:DiffCLIP_ViTB16_CC12M#lambda_init=0.8" --fare 4/255 --data imagenet --out runs/fare4
     """
 
     model: fields.OneModel
