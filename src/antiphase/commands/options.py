@@ -233,8 +233,8 @@ Directory = Annotated[Path, BeforeValidator(directory), Typed(metavar="DIRECTORY
 # models
 _FORMS = (
     "specimen:diffvit-0, a run directory, python:FILE:CALLABLE (runs your code), timm:NAME, torchvision:NAME, "
-    "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME, robustbench:NAME. NAME=MODEL names it "
-    "in tables, MODEL@seed=N states its training seed."
+    "hf:ORG/NAME or hf:DIRECTORY, open_clip:NAME/TAG, diffclip:PATH, hub:USER/NAME, robustbench:NAME. NAME=MODEL names "
+    "it in tables, MODEL@seed=N states its training seed."
 )
 _SEVERAL = Field(description=f"Model, or several separated by commas: {_FORMS}")
 Model = Annotated[Models, AfterValidator(at_least_one), Typed(argument=True), _SEVERAL]

@@ -360,7 +360,7 @@ class FinetuneOptions(TrainingOptions):
     **Examples**
 
     antiphase finetune runs/diffclip --fare 2/255 --data openmoji --epochs 5 --out runs/diffclip-fare
-    antiphase finetune "diffclip:DiffCLIP_ViTB16_CC12M#lambda_init=0.8" --fare 4/255 --data imagenet --out runs/fare4
+    antiphase finetune diffclip:hammh0a/DiffCLIP_ViTB16_CC12M#lambda_init=0.8 --fare 4/255 --data imagenet --out runs/4
     """
 
     model: fields.OneModel
