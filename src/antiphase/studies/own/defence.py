@@ -123,9 +123,8 @@ def draw(rows: RowsByTable) -> Artefact:
     aligned = split_series(rows["alignment"]).filter(site="pixels")
     aligned = aligned.group_by("data", "defence", "cell", SEED, "sample", maintain_order=True)
     sums = aligned.agg(pl.mean("cross", "first", "second", "moved"))
-    angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over("data", "defence")
     quantities: dict[str, tuple[pl.Expr, Any]] = {
-        "cosθ": (angle, "number"),
+        "cosθ": (cosine().over("data", "defence"), "number"),
         "‖J‖ of the map": (pl.col("moved").sqrt(), "size"),
     }
     means, keys = [], ["data", "defence"]

@@ -118,8 +118,7 @@ def draw(rows: RowsByTable) -> Artefact:
     by_layer = layers.group_by("series", "cell", "training_seed", "sample", "layer", maintain_order=True).agg(
         pl.mean("lam", "cross", "first", "second")
     )
-    angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second"))
-    by_layer = by_layer.with_columns(cosine=angle.over("series", "layer"))
+    by_layer = by_layer.with_columns(cosine=cosine().over("series", "layer"))
     for title, column in (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine")):
         values = estimates(by_layer, ["series", "layer"], pl.col(column), "number")
         listed += tables(values, title, column, "series", pl.format("layer {}", pl.col("layer") + 1), percent=False)
