@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -13,8 +12,8 @@ from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, higher, on_average
 from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
 from antiphase.studies.figures import IN_255THS, Artefact, Table, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, STARTS, VIT, seeds_of, shown_settings, trained
-from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, VIT, seeds_of, shown_settings, trained
+from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, measured
 from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_cells, sensitivity_checks
 from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, at_each_depth, depth_checks, reaching
@@ -22,7 +21,6 @@ from antiphase.studies.papers.robustness.tables import eps_checks
 from antiphase.studies.papers.robustness.theory import draw_radii, radius_cells, radius_checks
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
-PAPER = Paper("own", Path(__file__).parent)
 LARGER = {VIT: "larger ViT", DIFFVIT: "larger DiffViT"}
 RECIPE = {"epochs": 10, "learning_rate": 2e-3, "warmup_epochs": 1}
 """Chosen by the accuracy on 5,000 training images that one DiffViT did not learn: 87.1 % after 8 epochs at this
