@@ -35,8 +35,8 @@ from antiphase.processes import keep_freed_memory
 from antiphase.sensitivity import Gram, align
 from antiphase.sensitivity.alignment import (
     Subtracted,
-    _cotangents,
     _layer_gram,
+    _normal,
     direction_grams,
     random_directions,
     token_grams,
@@ -157,7 +157,7 @@ def cotangent_grams(model: nn.Module, images: Tensor, keys: Tensor) -> Iterator[
 
     for layer in attention_layers(model, images, graph=True):
         with gradients(enabled=False):
-            probes = _cotangents(layer.positive.attention, keys)
+            probes = _normal(layer.positive.attention, keys)
             gram = Gram.stack([_layer_gram(layer, partial(pulled, layer=layer, v=v)) for v in probes])
         yield layer, gram
 

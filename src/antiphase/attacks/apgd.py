@@ -135,9 +135,8 @@ class _Apgd:
         rows["rises"], rows["halved"] = torch.zeros_like(rows["t"]), torch.zeros_like(rows["found"])
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        (loss,), logits, (gradient,) = oracle.gradients(
-            rows, rows["x"], [lambda logits: self.loss(logits, rows["label"], rows["target"])]
-        )
+        losses = [lambda logits: self.loss(logits, rows["label"], rows["target"])]
+        (loss,), logits, (gradient,) = oracle.gradients(rows, rows["x"], losses)
         rows.put("start_loss", rows["t"] == 0, loss)
         rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])
         rows["done"] = rows["t"] == self.steps
@@ -208,9 +207,8 @@ class _ApgdL1:
             if bool((t == begin).any()):
                 self._begin(rows, t == begin, factor)
         x = rows["x"]
-        (loss,), logits, (gradient,) = oracle.gradients(
-            rows, x, [lambda logits: self.loss(logits, rows["label"], rows["target"])]
-        )
+        losses = [lambda logits: self.loss(logits, rows["label"], rows["target"])]
+        (loss,), logits, (gradient,) = oracle.gradients(rows, x, losses)
         counts = t >= self.begins[-1]
         kept = torch.where(counts, loss, -torch.inf)
         rows.put("start_loss", t == 0, loss)  # later phases begin at an iterate that has risen already

@@ -140,9 +140,8 @@ class PgdSearch:
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         norm, bounds, t = self.threat.norm, self.threat.bounds, rows["t"]
-        (loss,), logits, (gradient,) = oracle.gradients(
-            rows, rows["x"], [lambda logits: self.loss(logits, rows["label"], rows["target"])]
-        )
+        losses = [lambda logits: self.loss(logits, rows["label"], rows["target"])]
+        (loss,), logits, (gradient,) = oracle.gradients(rows, rows["x"], losses)
         rows.put("start_loss", t == 0, loss)
         rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])
         rows["done"] = t == self.steps

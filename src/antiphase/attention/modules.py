@@ -99,17 +99,15 @@ class _SelfAttention(nn.Module):
         lam = lambda_of(self)
         value = 0.0 if lam is None else lambda_at(lam, x, queries)
         projected = _project(self.qkv, self.layout.rows[0], x, queries)
-        norm, layout = self.head_norm(), self.layout
+        layout = self.layout
         of_query = isinstance(value, Tensor) and value.ndim == 3
         apart = self.integral or of_query or self.temperature != 1.0
         if apart or layout.shared or (layout.noise and not layout.paired):
             one, two = self._products(mask, *projected)
             if self.integral:
                 two = two - mean_over_queries(one, mask)
-            heads = plain_combine(one, two, value).to(one.dtype)
-            heads = heads if norm is None else norm(heads)
-        else:
-            heads = attend(self.parts, value, mask, self.backend, *projected, norm=norm)
+            return self.finish(plain_combine(one, two, value).to(one.dtype), x[:, :queries])
+        heads = attend(self.parts, value, mask, self.backend, *projected, norm=self.head_norm())
         return self._merge(heads, x[:, :queries])
 
     def finish(self, heads: Float[Tensor, "batch heads tokens width"], x: Tokens | None = None) -> Tokens:

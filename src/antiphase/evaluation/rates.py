@@ -24,6 +24,8 @@ ROW_SCHEMA |= {"success": pl.Boolean, "felled_by": pl.String, "distance": pl.Flo
 ROW_SCHEMA |= dict.fromkeys(("forwards", "backwards", "attack_seed"), pl.Int64)
 COMPARISON_SCHEMA: dict[str, Any] = dict.fromkeys(("model", "against"), pl.String) | _CELL
 COMPARISON_SCHEMA |= dict.fromkeys(("difference", "low", "high", "p_value"), pl.Float64) | {"n": pl.Int64}
+Families = Mapping[str, Sequence[str]]  # models that differ in the training seed alone, by the family's name
+Pairs = Sequence[tuple[str, str]]  # models, each with the one that it is compared with
 
 
 def rates(rows: pl.DataFrame) -> pl.DataFrame:
@@ -104,9 +106,7 @@ def with_decisions(comparisons: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(blocks).sort("place").drop("place")
 
 
-def summarise_rates(
-    rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
+def summarise_rates(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]], pairs: Pairs) -> dict[str, Any]:
     """Return the content of ``summary.json`` (version 1), ready for JSON; ``pairs`` are (model, against)."""
     summary = {"version": 1, "models": described_models(rows, cards), "results": rates(rows).to_dicts()}
     compared = [line for pair in pairs for line in compare(rows, *pair).drop("norm", "n").to_dicts()]
@@ -147,13 +147,13 @@ def over_seeds(frame: pl.DataFrame, keys: Sequence[str], column: str, within: in
     return pl.DataFrame(means, {**frame.select(keys).schema, **_ESTIMATE}, orient="row")
 
 
-def family_results(results: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+def family_results(results: pl.DataFrame, families: Families) -> pl.DataFrame:
     """Average each rate over the seeds of each family: ``family, attack, norm, eps, metric, value, low, high, n``."""
     named = results.with_columns(family=_family("model", families))
     return over_seeds(named, ["family", *_CELL, "metric"], "value", intervals.as_share)
 
 
-def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequence[str]]) -> pl.DataFrame:
+def family_comparisons(comparisons: pl.DataFrame, families: Families) -> pl.DataFrame:
     """Average the paired differences of each two families over their pairs, unless two pairs share a model."""
     keys = ["family", "against_family", *_CELL]
     pairs = comparisons.with_columns(family=_family("model", families), against_family=_family("against", families))
@@ -162,7 +162,7 @@ def family_comparisons(comparisons: pl.DataFrame, families: Mapping[str, Sequenc
     return means.rename({"value": "difference"})
 
 
-def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
+def over_images(rows: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:
     """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
 
     With dᵢ the mean difference at image i, it is d̄ ± 1.96·s/√n, clipped to [−1, 1]: ``image_low, image_high``.
@@ -177,7 +177,7 @@ def over_images(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.Data
     )
 
 
-def _family(column: str, families: Mapping[str, Sequence[str]]) -> pl.Expr:
+def _family(column: str, families: Families) -> pl.Expr:
     owner = {model: name for name, models in families.items() for model in models}
     return pl.col(column).replace_strict(owner, return_dtype=pl.String)
 

@@ -22,6 +22,7 @@ from antiphase.streams import normal
 AnyShape = Float[Tensor, "*shape"]
 Subtracted = AnyBranch | WeightedBranch
 Probes = Int64[Tensor, "batch probes"]
+Directions = Float[Tensor, "probes batch *shape"]
 Gradient = Callable[[Subtracted], Tensor]
 
 
@@ -156,13 +157,13 @@ def cotangent_gram(
     maps = positive.attention
     if lam.shape[-1] != maps.shape[1]:
         raise UserError(f"lam of {lam.shape[-1]} heads: expected {maps.shape[1]}, as in the map")
-    probes = _cotangents(maps, keys)
-    return Gram.stack([_gram(positive, negative, lam, lambda branch, v=v: branch.vjp(v)) for v in probes])
+    cotangents = _normal(maps, keys)
+    return Gram.stack([_gram(positive, negative, lam, lambda branch, v=v: branch.vjp(v)) for v in cotangents])
 
 
-def _cotangents(maps: Tensor, keys: Tensor) -> Iterator[Tensor]:
-    for probe in keys.to(maps.device).unbind(1):
-        yield normal(probe, maps[0].numel()).to(maps.dtype).view(maps.shape)
+def _normal(like: Tensor, keys: Tensor) -> Iterator[Tensor]:
+    for probe in keys.to(like.device).unbind(1):
+        yield normal(probe, like[0].numel()).to(like.dtype).view(like.shape)
 
 
 @validated
@@ -185,9 +186,7 @@ def token_grams(
 
 
 @validated
-def direction_grams(
-    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"]
-) -> Iterator[tuple[Layer, Gram]]:
+def direction_grams(model: nn.Module, images: Batch, directions: Directions) -> Iterator[tuple[Layer, Gram]]:
     """Yield each layer with ⟨J1u, J1u⟩, ⟨J2u, J2u⟩ and ⟨J1u, J2u⟩ at the pixels for given directions u.
 
     For standard normal u the products, (batch, heads, probes), are unbiased for the Frobenius inner products; with an
@@ -234,9 +233,7 @@ class GradientTerms:
 
 
 @validated
-def gradient_terms(
-    model: nn.Module, images: Batch, directions: Float[Tensor, "probes batch *shape"]
-) -> Iterator[tuple[Layer, GradientTerms]]:
+def gradient_terms(model: nn.Module, images: Batch, directions: Directions) -> Iterator[tuple[Layer, GradientTerms]]:
     """Yield each layer with the terms of its map's Jacobian at the pixels, unbiased with :func:`random_directions`."""
 
     def measure(layer: Layer) -> Tensor:
@@ -252,10 +249,9 @@ def gradient_terms(
 
 
 @validated
-def random_directions(images: Batch, keys: Probes) -> Float[Tensor, "probes batch *shape"]:
+def random_directions(images: Batch, keys: Probes) -> Directions:
     """Draw a standard normal direction for each image and probe."""
-    draws = [normal(probe, images[0].numel()).view(images.shape) for probe in keys.to(images.device).unbind(1)]
-    return torch.stack(draws).to(images.dtype)
+    return torch.stack([*_normal(images, keys)])
 
 
 @validated

@@ -17,6 +17,7 @@ STRATUM = "stratum"  # of a sample, where strata count alike: a class, a data se
 ASR = pl.col("success").cast(pl.Float64)
 CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
 Kind = Literal["share", "size", "difference", "number"]
+Group = Mapping[str, Any]  # the columns and values that select its rows
 _WITHIN: dict[Kind, Callable[[Estimate], Estimate]] = {
     "share": as_share,
     "size": as_size,
@@ -53,19 +54,17 @@ def over(*found: pl.DataFrame, samples: str = "images") -> str:
     return f"{n} {samples}, for one training seed" if seeds == "1" else f"{seeds} training seeds and {n} {samples}"
 
 
-def difference(
-    rows: pl.DataFrame, first: Mapping[str, Any], second: Mapping[str, Any], value: pl.Expr
-) -> CrossedEstimate | None:
+def difference(rows: pl.DataFrame, first: Group, second: Group, value: pl.Expr) -> CrossedEstimate | None:
     """Estimate mean(first) − mean(second), paired by training seed, of those that both have, and sample."""
     return contrast(rows, [(1.0, first), (-1.0, second)], value)
 
 
-def mean(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr) -> CrossedEstimate | None:
+def mean(rows: pl.DataFrame, which: Group, value: pl.Expr) -> CrossedEstimate | None:
     """Estimate a mean, such as that of ``ASR - 0.9``, to be compared with 0; None without rows."""
     return contrast(rows, [(1.0, which)], value)
 
 
-def share_above(rows: pl.DataFrame, which: Mapping[str, Any], value: pl.Expr, level: float) -> CrossedEstimate | None:
+def share_above(rows: pl.DataFrame, which: Group, value: pl.Expr, level: float) -> CrossedEstimate | None:
     """Estimate a share, of values in [0, 1], minus a level; level + the ends of the interval stay within [0, 1]."""
     estimate = contrast(rows, [(1.0, which)], value)
     if estimate is None:
@@ -84,11 +83,7 @@ def gaps(attacks: pl.DataFrame, first: str = "DiffViT", second: str = "ViT") -> 
 
 
 def trend(
-    rows: pl.DataFrame,
-    column: str,
-    where: Mapping[str, Any],
-    value: pl.Expr,
-    scale: Literal["linear", "log2"] = "linear",
+    rows: pl.DataFrame, column: str, where: Group, value: pl.Expr, scale: Literal["linear", "log2"] = "linear"
 ) -> CrossedEstimate | None:
     """Estimate how much a mean rises from the lowest to the highest level of a column, along a fitted line.
 
@@ -107,7 +102,7 @@ def trend(
 
 
 def peak(
-    rows: pl.DataFrame, column: str, at: Any, where: Mapping[str, Any], value: pl.Expr
+    rows: pl.DataFrame, column: str, at: Any, where: Group, value: pl.Expr
 ) -> list[tuple[str, CrossedEstimate | None]]:
     """Estimate how far a mean at one level of a column lies above the average of the levels below, and of those above.
 
@@ -123,9 +118,7 @@ def peak(
     return found
 
 
-def contrast(
-    rows: pl.DataFrame, groups: Sequence[tuple[float, Mapping[str, Any]]], value: pl.Expr
-) -> CrossedEstimate | None:
+def contrast(rows: pl.DataFrame, groups: Sequence[tuple[float, Group]], value: pl.Expr) -> CrossedEstimate | None:
     """Estimate Σ weight·mean(group), paired by training seed and sample, over the seeds that all groups have.
 
     Args:
@@ -149,11 +142,11 @@ def contrast(
     return replace(crossed_mean(np.asarray(combined), _groups(blocks[0])), cells=tuple(sorted(cells)))
 
 
-def _levels(rows: pl.DataFrame, column: str, where: Mapping[str, Any]) -> list[Any]:
+def _levels(rows: pl.DataFrame, column: str, where: Group) -> list[Any]:
     return _chosen(rows, where)[column].drop_nulls().unique().sort().to_list()
 
 
-def _chosen(rows: pl.DataFrame, which: Mapping[str, Any]) -> pl.DataFrame:
+def _chosen(rows: pl.DataFrame, which: Group) -> pl.DataFrame:
     for column, value in which.items():
         near = (pl.col(column) - value).abs() < 1e-9 if isinstance(value, float) else pl.col(column) == value
         rows = rows.filter(near)

@@ -84,6 +84,7 @@ class Cell(ABC):
 
     version: ClassVar[int] = 1  # increase when the same fields give another result
     kind: ClassVar[str] = ""
+    shipped_bits: ClassVar[int] = 24  # significant bits of its numbers in rows that ship: 24 is float32, 12 four digits
 
     @property
     def table(self) -> str:
@@ -102,11 +103,6 @@ class Cell(ABC):
     def content(self) -> dict[str, str]:
         """Return further inputs that no field describes, such as the images in a folder."""
         return {}
-
-    @property
-    def shipped_bits(self) -> int:
-        """Significant bits of its numbers in rows that ship: 24 is float32, 12 four digits."""
-        return 24
 
     @property
     def unshipped(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, finite, observed, outcome_rows
-from antiphase.evaluation.rates import ROW_SCHEMA
+from antiphase.evaluation.rates import ROW_SCHEMA, Families, Pairs
 from antiphase.evaluation.tasks import Groups, Protocol, Source, make_task
 from antiphase.files import digest, read_json_lines
 from antiphase.models.card import card_of
@@ -381,9 +381,7 @@ def answer_rates(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def summarise_answers(
-    rows: pl.DataFrame, families: Mapping[str, Sequence[str]], pairs: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
+def summarise_answers(rows: pl.DataFrame, families: Families, pairs: Pairs) -> dict[str, Any]:
     """Return every rate with its interval, and how much more each rate moves for a model than for its twin.
 
     ``families`` are models of a name that differ in the training seed alone; intervals are over the images of one, or

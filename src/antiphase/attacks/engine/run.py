@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from antiphase.attacks.engine import checks
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
 from antiphase.attacks.engine.scheduling import Lane, Schedule
-from antiphase.attacks.engine.search import Rows, RunOptions, Search, read_options
+from antiphase.attacks.engine.search import Labels, Rows, RunOptions, Search, read_options
 from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
 from antiphase.attacks.result import AttackResult
@@ -40,7 +40,7 @@ _SETTLED = ("position", "item", "clean", "best", "prediction", "success", "near"
 def run_search(
     model: Classifier,
     images: Tensor,
-    labels: Tensor | None,
+    labels: Labels,
     threat: Threat,
     search: Search,
     options: RunOptions,
@@ -102,14 +102,7 @@ class _Work:
     """The searches of all samples and their results so far."""
 
     def __init__(
-        self,
-        oracle: Oracle,
-        images: Tensor,
-        labels: Tensor | None,
-        threat: Threat,
-        search: Search,
-        run: Any,
-        ids: Tensor,
+        self, oracle: Oracle, images: Tensor, labels: Labels, threat: Threat, search: Search, run: Any, ids: Tensor
     ) -> None:
         self.images, self.ids, self.threat, self.search, self.run = images, ids, threat, search, run
         size = min(run.batch_size or largest_batch(images[0], oracle.device, _ROWS), _MOST_ROWS)

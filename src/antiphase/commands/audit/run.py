@@ -118,8 +118,7 @@ def _rows(results: list[AttackResult]) -> pl.DataFrame:
     for result in results:
         for part in result.stages:
             broken_by |= dict.fromkeys(part.ids[part.success].tolist(), part.attack)
-        columns = {name: getattr(result, name).numpy() for name in _CELL_SCHEMA if name != "sample"}
-        level = pl.DataFrame({"sample": result.ids.numpy(), **columns}, schema=_CELL_SCHEMA)
+        level = result.frame().select(*_CELL_SCHEMA).cast(pl.Schema(_CELL_SCHEMA))
         by = pl.Series([broken_by.get(sample) for sample in level["sample"]], dtype=pl.String)
         level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(by))
         levels.append(level.sort("sample"))

@@ -8,10 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 import polars as pl
-import torch
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
 
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify import CertifyOptions
@@ -20,7 +19,7 @@ from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
 from antiphase.data import ImageSet
 from antiphase.evaluation.metrics import finite
-from antiphase.evaluation.rates import MODEL_SCHEMA, clean_accuracy, not_above_chance
+from antiphase.evaluation.rates import MODEL_SCHEMA, Pairs, clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
@@ -85,9 +84,7 @@ def smoothed_rows(
             with attacked(model) as oracle:
                 clean = oracle.by_batches(images, None, 64).argmax(1)
 
-            def keep(
-                position: int, verdict: dict[str, Any], ids: torch.Tensor = ids, clean: torch.Tensor = clean
-            ) -> None:
+            def keep(position: int, verdict: dict[str, Any], ids: Tensor = ids, clean: Tensor = clean) -> None:
                 row = {"sample": int(ids[position]), "clean_prediction": int(clean[position]), **verdict}
                 cache.journal.append(pl.DataFrame([row], schema=_CELL_SCHEMA))
 
@@ -139,9 +136,7 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
     return {"smoothing": settings, "norm": "l2", "models": models, "comparisons": comparisons}
 
 
-def paired_differences(
-    rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], radii: Sequence[float]
-) -> list[dict[str, Any]]:
+def paired_differences(rows: pl.DataFrame, pairs: Pairs, radii: Sequence[float]) -> list[dict[str, Any]]:
     """Return the difference of certified accuracy of each pair at each radius, on the same images."""
     differences = []
     for model, against in pairs:

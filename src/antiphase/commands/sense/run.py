@@ -17,7 +17,7 @@ from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.sense import SenseOptions
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import MODEL_SCHEMA
+from antiphase.evaluation.rates import MODEL_SCHEMA, Pairs
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
@@ -88,7 +88,7 @@ def run(options: SenseOptions, command: str = "", lineup: Lineup | None = None) 
     return summary
 
 
-def summarise(rows: Mapping[str, pl.DataFrame], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def summarise(rows: Mapping[str, pl.DataFrame], pairs: Pairs) -> dict[str, Any]:
     """Return every estimate with its interval, as rows of tables."""
     summary: dict[str, Any] = {}
     if "alignment" in rows:

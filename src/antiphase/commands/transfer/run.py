@@ -75,12 +75,11 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
             images, ids, frames = data.images(part), data.ids[part], []
             (made,) = sweep(attack, models[surrogate], images, None, Threat(options.norm, eps), [eps], ids=ids, **how)
             cache.journal.warn(made.warnings)
-            columns = {"sample": ids} | {name: made.arrays[name] for name in ("distance", *_COUNTS[-2:])}
             for number, model in enumerate(models.values()):
                 classes = {"clean_prediction": images, "prediction": made.adversarial}
-                columns |= {name: logits_of(model, shown).argmax(1) for name, shown in classes.items()}
-                frame = pl.DataFrame({name: values.numpy() for name, values in columns.items()})
-                frames.append(frame.with_columns(target=pl.lit(number)).select(*_CELL_SCHEMA))
+                found = {name: pl.Series(logits_of(model, shown).argmax(1).numpy()) for name, shown in classes.items()}
+                frame = made.frame().with_columns(target=pl.lit(number), **found)
+                frames.append(frame.select(*_CELL_SCHEMA))
             whole = pl.concat(frames).cast(pl.Schema(_CELL_SCHEMA))
             cache.journal.append(whole)  # at once: a kill leaves a sample whole or missing
     rows = cache.collect().filter(pl.col("sample").is_in(data.ids.tolist()))

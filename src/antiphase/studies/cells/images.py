@@ -131,7 +131,7 @@ class Margin(Measurement):
         return "margin" if self.split == "test" else f"margin-{self.split}"
 
     @property
-    def shipped_bits(self) -> int:
+    def shipped_bits(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return 12 if self.split == "test" else 5  # of a mean over thousands
 
     @property
@@ -167,13 +167,10 @@ class Radius(Measurement):
     """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B)."""
 
     kind = "radius"
+    shipped_bits = 12
     limit: int
     steps: int = 20
     seed: int = 0
-
-    @property
-    def shipped_bits(self) -> int:
-        return 12
 
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, images = self.ready(lab, self.limit)
@@ -243,6 +240,7 @@ _RENAMED = {"eps": "radius", "travel": "eps"}
 class Sense(Measurement):
     """One of the measurements of :mod:`antiphase.commands.sense.run` on one model."""
 
+    shipped_bits = 9
     part: str  # "alignment", "alignment-perturbed", "lipschitz", "depth" or "branches"
     limit: int
     settings: dict[str, Any] = field(default_factory=dict)  # what differs from the defaults of ``SenseOptions``
@@ -250,10 +248,6 @@ class Sense(Measurement):
     @property
     def table(self) -> str:
         return self.part
-
-    @property
-    def shipped_bits(self) -> int:
-        return 9
 
     @property
     def unshipped(self) -> tuple[str, ...]:

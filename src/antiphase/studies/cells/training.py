@@ -274,9 +274,8 @@ class Variant:
         if self.negative != "own":
             images = lab.images(self.model.data, "train", _AVERAGED, image_size=self.model.pixels)
             means = interventions.mean_negatives(model, (batch for _, batch, _ in images.batches(256)))
-            interventions.replace_negative(
-                model, means if self.negative == "mean" else interventions.uniform_like(means)
-            )
+            replacements = means if self.negative == "mean" else interventions.uniform_like(means)
+            interventions.replace_negative(model, replacements)
         if self.stopped:
             interventions.stop_gradient(model, self.stopped)
         return with_card(model, replace(card_of(model), name=self.label))

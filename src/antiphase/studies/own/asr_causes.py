@@ -15,7 +15,6 @@ angle it would be, to first order, if κ·d ≤ ε. Both indicators are standard
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,8 @@ from antiphase.studies.cells.models import Model
 from antiphase.studies.claims import Check
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, over
 from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, Table, panels, tables
-from antiphase.studies.papers.declarations import Checks, Paper, filled
+from antiphase.studies.own.variants import DIFFVIT, PAPER, VIT
+from antiphase.studies.papers.declarations import Checks, filled
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench, settings
 from antiphase.studies.report.words import signed
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -44,7 +44,6 @@ _TRAINING_IMAGES = 10_000  # of the training loss
 _SEEDS = 12  # of the laptop profile: 3 gave +4.6 points [−0.1, 9.4] for the difference at 1/255
 _NEAREST = 3  # classes that FAB-T steps towards
 
-VIT, DIFFVIT = "ViT", "DiffViT"
 NORMED = "ViT, norm and factor"
 ZERO = "DiffViT, λ frozen at 0"
 BARE = "DiffViT, no norm or factor"
@@ -77,7 +76,6 @@ TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = PARTS
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
 LOGARITHMS = ("least perturbation d", "margin m", "gradient ‖g‖₁", "d in units of m / ‖g‖₁")
 TINY = 1e-9  # of a margin, slope or distance, before its logarithm
-PAPER = Paper("own", Path(__file__).parent)
 
 
 def trainings(own: RobustnessBench, seed: int, data: str) -> dict[str, TrainVit]:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,13 +11,12 @@ from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
 from antiphase.studies.figures import IN_255THS, SIZE, Artefact, Panel, Table, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, VIT, seeds_of, shown_settings, trained
-from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.own.variants import DIFFVIT, PAPER, VIT, seeds_of, shown_settings, trained
+from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
 from antiphase.studies.papers.robustness.layers import cosine
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
-PAPER = Paper("own", Path(__file__).parent)
 PENALTIES = ("map-jacobian", "alignment", "lambda-rho", "jasmin", "input-gradient")
 ADVERSARIAL = ("fast", "free", "trades")
 BY_ARCHITECTURE: dict[str, dict[str, Any]] = {
@@ -123,9 +121,8 @@ def draw(rows: RowsByTable) -> Artefact:
     aligned = split_series(rows["alignment"]).filter(site="pixels")
     aligned = aligned.group_by("data", "defence", "cell", SEED, "sample", maintain_order=True)
     sums = aligned.agg(pl.mean("cross", "first", "second", "moved"))
-    angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over("data", "defence")
     quantities: dict[str, tuple[pl.Expr, Any]] = {
-        "cosθ": (angle, "number"),
+        "cosθ": (cosine().over("data", "defence"), "number"),
         "‖J‖ of the map": (pl.col("moved").sqrt(), "size"),
     }
     means, keys = [], ["data", "defence"]

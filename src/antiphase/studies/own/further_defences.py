@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import polars as pl
 
@@ -12,13 +11,12 @@ from antiphase.studies.claims import Check, apart, higher
 from antiphase.studies.estimation import ASR, estimates
 from antiphase.studies.figures import Artefact, tables
 from antiphase.studies.own import defence
-from antiphase.studies.own.variants import DIFFVIT, V2, VIT, seeds_of, shown_settings
-from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.own.variants import DIFFVIT, PAPER, V2, VIT, seeds_of, shown_settings
+from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness import success_rates
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
-PAPER = Paper("own", Path(__file__).parent)
 # lowered DiffViT's ASR in the study defence; free training, which did too, is left out
 HELPFUL = ("fast", "trades", "input-gradient")
 OF_V2 = (*HELPFUL, "map-jacobian")
@@ -39,11 +37,8 @@ def _alike_cells(profile: Profile) -> list[Cell]:
     for data, seed, (kind, names) in product(sizes.data, seeds_of(profile), trained.items()):
         for name in ("natural", *names):
             model = _made(sizes, kind, name, seed, data)
-            made += [
-                sizes.attack(model),
-                sizes.accuracy(model),
-                sizes.attack(model, defence.AUTOATTACK_EPS, "autoattack"),
-            ]
+            made += [sizes.attack(model), sizes.accuracy(model)]
+            made.append(sizes.attack(model, defence.AUTOATTACK_EPS, "autoattack"))
     return made
 
 
@@ -97,10 +92,8 @@ def _certified_cells(profile: Profile) -> list[Cell]:
             made.append(Certified(model=model, data=data, limit=limit, sigma=SIGMA, samples=DRAWS))
             if kind == DIFFVIT and name != "natural":
                 shown = {"surrogate": natural, "eps": defence.AT, "settings": dict(sizes.attacks.get("pgd", {}))}
-                made += [
-                    sizes.attack(model, (defence.AT,)),
-                    Transfer(model=model, data=data, limit=sizes.images, **shown),
-                ]
+                made.append(sizes.attack(model, (defence.AT,)))
+                made.append(Transfer(model=model, data=data, limit=sizes.images, **shown))
     return made
 
 

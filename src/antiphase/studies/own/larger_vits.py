@@ -2,26 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from antiphase.studies.cells import Radius, TrainVit
+from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, higher, on_average
 from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
 from antiphase.studies.figures import IN_255THS, Artefact, Table, panels, tables
-from antiphase.studies.own.variants import DIFFVIT, STARTS, VIT, seeds_of, shown_settings, trained
-from antiphase.studies.papers.declarations import Checks, Paper
-from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
-from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_checks
+from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, VIT, seeds_of, shown_settings, trained
+from antiphase.studies.papers.declarations import Checks
+from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, measured
+from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_cells, sensitivity_checks
 from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, at_each_depth, depth_checks, reaching
 from antiphase.studies.papers.robustness.tables import eps_checks
-from antiphase.studies.papers.robustness.theory import draw_radii, radius_checks
+from antiphase.studies.papers.robustness.theory import draw_radii, radius_cells, radius_checks
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
-PAPER = Paper("own", Path(__file__).parent)
 LARGER = {VIT: "larger ViT", DIFFVIT: "larger DiffViT"}
 RECIPE = {"epochs": 10, "learning_rate": 2e-3, "warmup_epochs": 1}
 """Chosen by the accuracy on 5,000 training images that one DiffViT did not learn: 87.1 % after 8 epochs at this
@@ -97,13 +96,13 @@ def checks(rows: RowsByTable) -> Checks:
     return {"larger-fragile": fragile, "larger-gap": [Check(words, grows)]}
 
 
-LARGER_VITS = PAPER.study(
+_study = partial(PAPER.study, settings=larger_settings, by_data=True)
+LARGER_VITS = _study(
     "larger-vits",
     cells,
     draw,
     checks,
-    lambda profile: larger_settings(profile) | {"smaller models": "those of Figure 2(a)"},
-    by_data=True,
+    settings=lambda profile: larger_settings(profile) | {"smaller models": "those of Figure 2(a)"},
 )
 
 
@@ -124,11 +123,9 @@ def _as_twins(rows: RowsByTable) -> dict[str, pl.DataFrame]:
 
 def _attack_cells(profile: Profile) -> list[Cell]:
     """Return AutoAttack, patches of each width, and Carlini and Wagner's attack."""
-    sizes, made = bench(profile), list[Cell]()
-    for model in _each(profile):
-        made += [sizes.attack(model, AT, "autoattack"), sizes.nearest(model)]
-        made += [sizes.patch(model, width) for width in WIDTHS]
-    return made
+    sizes = bench(profile)
+    patches = (partial(sizes.patch, width=width) for width in WIDTHS)
+    return measured(_each(profile), partial(sizes.attack, eps=AT, attack="autoattack"), sizes.nearest, *patches)
 
 
 def _draw_attacks(rows: RowsByTable) -> Artefact:
@@ -158,17 +155,7 @@ def _attack_checks(rows: RowsByTable) -> Checks:
     }
 
 
-LARGER_ATTACKS = PAPER.study(
-    "larger-attacks", _attack_cells, _draw_attacks, _attack_checks, larger_settings, by_data=True
-)
-
-
-def _layer_cells(profile: Profile) -> list[Cell]:
-    sizes, made = bench(profile), list[Cell]()
-    for model in _each(profile):
-        parts = ("alignment", "lipschitz", *(["depth"] if model.called == LARGER[DIFFVIT] else []))
-        made += [sizes.sense_of(model, part) for part in parts]
-    return made
+LARGER_ATTACKS = _study("larger-attacks", _attack_cells, _draw_attacks, _attack_checks)
 
 
 def _layer_checks(rows: RowsByTable) -> Checks:
@@ -177,28 +164,17 @@ def _layer_checks(rows: RowsByTable) -> Checks:
     return found
 
 
-def _draw_layers(rows: RowsByTable) -> Artefact:
-    return draw_sensitivity(_as_twins(rows))
-
-
-LARGER_LAYERS = PAPER.study("larger-layers", _layer_cells, _draw_layers, _layer_checks, larger_settings, by_data=True)
-
-
-def _radius_cells(profile: Profile) -> list[Cell]:
-    sizes, made = bench(profile), list[Cell]()
-    for model in _each(profile):
-        made += [Radius(model=model, data=model.data, limit=sizes.few), sizes.sense_of(model, "alignment")]
-        made += [sizes.nearest(model)]
-    return made
-
-
-LARGER_RADIUS = PAPER.study(
+LARGER_LAYERS = _study(
+    "larger-layers",
+    lambda profile: sensitivity_cells(bench(profile), _each(profile)),
+    lambda rows: draw_sensitivity(_as_twins(rows)),
+    _layer_checks,
+)
+LARGER_RADIUS = _study(
     "larger-radius",
-    _radius_cells,
+    lambda profile: radius_cells(bench(profile), _each(profile)),
     lambda rows: Artefact([], draw_radii(_as_twins(rows)).tables),  # of one depth: no lines
     lambda rows: radius_checks(_as_twins(rows)),
-    larger_settings,
-    by_data=True,
 )
 
 TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop
@@ -207,8 +183,7 @@ DEPTHS = (1, 4)
 
 def _by_size(profile: Profile, **which: Any) -> list[Cell]:
     """Return PGD and accuracy of larger twins of several sizes."""
-    sizes = bench(profile)
-    return [cell for model in _each(profile, **which) for cell in (sizes.attack(model), sizes.accuracy(model))]
+    return measured(_each(profile, **which), bench(profile).attack, bench(profile).accuracy)
 
 
 def _clean(rows: RowsByTable, factor: str, said: str, name: str) -> list[Table]:
@@ -233,13 +208,12 @@ def _width_checks(rows: RowsByTable) -> Checks:
     return {"fragile": fragile, "gap-grows-with-width": [Check(words, rise)]}
 
 
-LARGER_WIDTH = PAPER.study(
+LARGER_WIDTH = _study(
     "larger-width",
     lambda profile: _by_size(profile, starts=["uniform"], times=TIMES),
     _draw_widths,
     _width_checks,
-    lambda profile: larger_settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
-    by_data=True,
+    settings=lambda profile: larger_settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
 )
 
 
@@ -253,11 +227,10 @@ def _depth_checks(rows: RowsByTable) -> Checks:
     return {**depth_checks(attacks), **eps_checks(attacks.filter(depth=DEPTHS[-1]))}
 
 
-LARGER_DEPTH = PAPER.study(
+LARGER_DEPTH = _study(
     "larger-depth",
     lambda profile: _by_size(profile, depths=DEPTHS),
     _draw_depths,
     _depth_checks,
-    lambda profile: larger_settings(profile) | {"depths": " and ".join(map(str, DEPTHS))},
-    by_data=True,
+    settings=lambda profile: larger_settings(profile) | {"depths": " and ".join(map(str, DEPTHS))},
 )

@@ -10,8 +10,6 @@ from antiphase.studies.cells import Margin, TrainVit
 from antiphase.studies.estimation import CORRECT, estimates
 from antiphase.studies.figures import Artefact, Panel, Table, tables
 from antiphase.studies.own.asr_causes import (
-    DIFFVIT,
-    PAPER,
     STEPS,
     Measured,
     in_both_orders,
@@ -22,7 +20,7 @@ from antiphase.studies.own.asr_causes import (
     trainings,
 )
 from antiphase.studies.own.larger_vits import larger_bench, larger_settings
-from antiphase.studies.own.variants import STARTS, seeds_of, shown_settings
+from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, seeds_of, shown_settings
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 

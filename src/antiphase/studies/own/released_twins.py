@@ -3,7 +3,6 @@
 import importlib
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -19,12 +18,12 @@ from antiphase.studies.cells import Accuracy, Attack, Given, Own, Sense, given
 from antiphase.studies.claims import on_average
 from antiphase.studies.estimation import ASR, CORRECT, estimates
 from antiphase.studies.figures import IN_255THS, Artefact, panels, tables
-from antiphase.studies.papers.declarations import Checks, Paper
+from antiphase.studies.own.variants import PAPER
+from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.diffclip.bench import released
 from antiphase.studies.papers.robustness.layers import cosine
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
-PAPER = Paper("own", Path(__file__).parent)
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4))
 _DLITTLE = "vit_dlittle_patch16_reg1_gap_256.sbb_nadamuon_in1k"
 TIMM = {  # the differential model and its standard twin; of dlittle no twin has its tag
@@ -118,8 +117,7 @@ def draw(rows: RowsByTable) -> Artefact:
     by_layer = layers.group_by("series", "cell", "training_seed", "sample", "layer", maintain_order=True).agg(
         pl.mean("lam", "cross", "first", "second")
     )
-    angle = cosine(pl.col("cross"), pl.col("first"), pl.col("second"))
-    by_layer = by_layer.with_columns(cosine=angle.over("series", "layer"))
+    by_layer = by_layer.with_columns(cosine=cosine().over("series", "layer"))
     for title, column in (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine")):
         values = estimates(by_layer, ["series", "layer"], pl.col(column), "number")
         listed += tables(values, title, column, "series", pl.format("layer {}", pl.col("layer") + 1), percent=False)

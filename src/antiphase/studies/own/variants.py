@@ -105,9 +105,7 @@ def draw(rows: RowsByTable) -> Artefact:
     aligned = rows["alignment"].filter(site="pixels").group_by(keys, maintain_order=True)
     sums = aligned.agg(pl.mean("lam", "cross", "first", "second", "moved"))
     kind = ["series", "data"]
-    differential = sums.filter(attention="differential").with_columns(
-        cosine=cosine(pl.col("cross"), pl.col("first"), pl.col("second")).over(kind)
-    )
+    differential = sums.filter(attention="differential").with_columns(cosine=cosine().over(kind))
     gradients = (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine"))
     for title, column in gradients:
         values = estimates(differential, kind, pl.col(column), "number")

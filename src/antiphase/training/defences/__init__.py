@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -78,13 +78,10 @@ class Step:
             if len(seen) == len(modules):
                 raise _AllSeen
 
-        hooks = [module.register_forward_pre_hook(note) for module in modules]
-        try:
-            with suppress(_AllSeen), torch.no_grad():
-                self.logits(self.images[:: min(SHARE, max(1, len(self.images) // _LEAST))])
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, suppress(_AllSeen), torch.no_grad():
+            for module in modules:
+                hooks.enter_context(module.register_forward_pre_hook(note))
+            self.logits(self.images[:: min(SHARE, max(1, len(self.images) // _LEAST))])
         return seen
 
     @cached_property

@@ -30,6 +30,7 @@ from antiphase.studies.scale import IN_SHORT, clips_in_short
 from antiphase.studies.spec import Cell, Profile
 
 TWINS = ("clip", "diffclip")
+Clip = TrainClip | Given
 VARIANTS = ("clip", "diffclip", "diffclip-depth", "diffclip-vision")
 PAPER = Paper("diffclip", Path(__file__).parent)
 
@@ -65,13 +66,13 @@ class DiffclipBench:
         how |= {"sizes": dict(self.sizes), "recipe": dict(self.recipe)}
         return TrainClip(variant=variant, data=data or self.main, seed=seed, **how)
 
-    def evaluate(self, model: TrainClip | Given, task: str, data: str) -> Evaluate:
+    def evaluate(self, model: Clip, task: str, data: str) -> Evaluate:
         how: dict[str, Any] = {"protocol": dict(self.protocols.get(task, {}))}
         how["limit"] = None if task == "mmvp" else self.images
         how["train_limit"] = self.learned if task in ("probe", "few-shot") else None
         return Evaluate(model=model, task=task, data=data, **how)
 
-    def look(self, model: TrainClip | Given) -> list[Relevance]:
+    def look(self, model: Clip) -> list[Relevance]:
         """Return the maps of a model for the objects of every image, and for Figure 2's queries in two images."""
         return [
             Relevance(model=model, limit=self.looks, ask="objects", **self.looked_at),
@@ -89,9 +90,7 @@ def bench(profile: Profile) -> DiffclipBench:
     return replace(BENCHES[profile.name], given=tuple(given_models(profile)))
 
 
-def models(
-    profile: Profile, variants: Sequence[str] = TWINS, sets: Sequence[str] | None = None
-) -> list[TrainClip | Given]:
+def models(profile: Profile, variants: Sequence[str] = TWINS, sets: Sequence[str] | None = None) -> list[Clip]:
     """Return the models by training set, variant and seed, or those that the profile names."""
     sizes = bench(profile)
     every = sizes.trained_on if sets is None else sets
@@ -100,9 +99,7 @@ def models(
     return list(sizes.given) or list(trained)
 
 
-def measured(
-    profile: Profile, sets: Mapping[str, Sequence[str]], some: Sequence[TrainClip | Given] | None = None
-) -> list[Cell]:
+def measured(profile: Profile, sets: Mapping[str, Sequence[str]], some: Sequence[Clip] | None = None) -> list[Cell]:
     """Return the tasks on their data sets for some models, or for all of :func:`models`."""
     pairs = [(task, data) for task, names in sets.items() for data in names]
     every = models(profile) if some is None else some

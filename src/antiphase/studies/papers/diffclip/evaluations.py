@@ -111,7 +111,7 @@ def levels(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(found, schema | {"value": pl.Float64}, orient="row").drop_nulls()
 
 
-_MODEL = ["pretraining", "series", SEED]
+MODEL = ["pretraining", "series", SEED]
 _TOP = 5  # of retrieval: R@5
 
 
@@ -124,7 +124,7 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     image are one sample, so are the rows of an image under several seeds; few-shot has one for each seed and episode.
     """
     task, setting, unit = pl.col("task"), pl.col("setting"), pl.col("unit").cast(pl.String)
-    among = [*_MODEL, "task", "data"]
+    among = [*MODEL, "task", "data"]
     retrieved = task == "retrieval"
     named = pl.when(setting != setting.first().over(among)).then(pl.format("{}, {}", task, setting))
     episode = pl.when(task == "few-shot").then(pl.format("{}/{}", "seed", "unit"))
@@ -133,7 +133,7 @@ def observations(rows: pl.DataFrame) -> pl.DataFrame:
     if "pattern" not in rows.columns:
         rows = rows.with_columns(pattern=pl.lit(None, pl.String))
     observed = rows.with_columns(pretraining=pretraining()).select(
-        *_MODEL,
+        *MODEL,
         *("data", "seed", "group", "pattern"),
         image.otherwise(episode.otherwise(unit)).alias(SAMPLE),
         task=pl.when(retrieved).then(pl.format("{} retrieval", setting)).otherwise(named.otherwise(task)),
@@ -176,7 +176,7 @@ def alike(observed: pl.DataFrame, among: Sequence[str], strata: str) -> pl.DataF
 
 def averaged(observed: pl.DataFrame, over: str = "data", name: str = AVERAGE) -> pl.DataFrame:
     """Return the observations of the mean over data sets, or tasks, which count alike, of models measured on all."""
-    among = [column for column in (*_MODEL, "task", "data") if column != over]
+    among = [column for column in (*MODEL, "task", "data") if column != over]
     every = [column for column in among if column not in ("series", SEED)]
     count = pl.col(over).n_unique()
     whole = observed.filter(count.over(among) == count.over(every))
@@ -396,15 +396,13 @@ def _draw_shift(rows: RowsByTable) -> Artefact:
     return Artefact([PAPER.plot("diffclip-figure-3", drawn)], listed)
 
 
-def _shift_checks(rows: RowsByTable) -> Checks:
-    return {"better-under-shift": gains(_shifted(observations(rows["evaluate"])), ["zero-shot"], data=SHIFT_AVERAGE)}
-
-
 FIGURE_3 = clip_study(
     "diffclip-figure-3",
     lambda profile: measured(profile, {"zero-shot": (bench(profile).home, *bench(profile).shifted)}),
     _draw_shift,
-    _shift_checks,
+    lambda rows: {
+        "better-under-shift": gains(_shifted(observations(rows["evaluate"])), ["zero-shot"], data=SHIFT_AVERAGE)
+    },
 )
 
 

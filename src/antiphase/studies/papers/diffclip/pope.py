@@ -9,13 +9,14 @@ import polars as pl
 from antiphase.data.shards import TITLES
 from antiphase.studies.cells import AttackAnswers, Evaluate, Given, TrainClip, TrainVlm
 from antiphase.studies.claims import Check
-from antiphase.studies.estimation import SAMPLE, SEED, estimates
+from antiphase.studies.estimation import SAMPLE, estimates
 from antiphase.studies.figures import IN_255THS, Artefact, panels
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.diffclip import bench as towers
 from antiphase.studies.papers.diffclip.bench import PAPER
 from antiphase.studies.papers.diffclip.evaluations import (
     KEYS,
+    MODEL,
     VALUE,
     clustered,
     estimated,
@@ -30,7 +31,6 @@ from antiphase.terminal import eps_label
 from antiphase.vlm.model import Style
 from antiphase.vlm.pope import ALL, SAMPLINGS, answer_rates, pope_values
 
-_MODEL = ["pretraining", "series", SEED]
 _CLEAN = "clean"
 FALSE_YES = "false yes"
 
@@ -113,11 +113,11 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
 
     The questions about an image are one sample.
     """
-    keys = [*_MODEL, "task", "data"]
+    keys = [*MODEL, "task", "data"]
     named = rows.with_columns(pretraining=pretraining(), task="setting", **{SAMPLE: pl.col("group").cast(pl.String)})
     observed = [
         block.with_columns(data=pl.lit(name), value=pl.Series(values)).select(*keys, SAMPLE, "value")
-        for block in named.partition_by([*_MODEL, "task"], maintain_order=True)
+        for block in named.partition_by([*MODEL, "task"], maintain_order=True)
         for name, values in pope_values(block).items()
     ]
     return clustered(pl.concat(observed), keys)
@@ -126,17 +126,17 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
 def hallucinations(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the share of yes to absent objects of each image: the hallucination rate, without and under attack."""
     named = rows.with_columns(pretraining=pretraining(), samplings=pl.col("samplings").str.split(","))
-    named = named.with_columns(model=pl.format("{}/{}/{}", *_MODEL))
+    named = named.with_columns(model=pl.format("{}/{}/{}", *MODEL))
     rates = answer_rates(named).filter(metric=FALSE_YES)
     budget = pl.when(pl.col("eps") > 0).then(IN_255THS).otherwise(pl.lit(_CLEAN))
-    return rates.join(named.select("model", *_MODEL).unique(), on="model", maintain_order="left").select(
-        *_MODEL, task="sampling", data=budget, value="value", **{SAMPLE: pl.col("image").cast(pl.String)}
+    return rates.join(named.select("model", *MODEL).unique(), on="model", maintain_order="left").select(
+        *MODEL, task="sampling", data=budget, value="value", **{SAMPLE: pl.col("image").cast(pl.String)}
     )
 
 
 def rises(observed: pl.DataFrame) -> pl.DataFrame:
     """Return how much each image's hallucination rate rises from no attack to each budget."""
-    keys = [*_MODEL, "task", SAMPLE]
+    keys = [*MODEL, "task", SAMPLE]
     before = observed.filter(data=_CLEAN).select(*keys, before="value")
     under = observed.filter(pl.col("data") != _CLEAN).join(before, on=keys, maintain_order="left")
     return under.with_columns(value=pl.col("value") - pl.col("before")).drop("before")

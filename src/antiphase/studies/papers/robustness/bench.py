@@ -14,7 +14,7 @@ from typing import Any
 
 from antiphase.models.clip import find_clip
 from antiphase.models.zeroshot import PAPER_TEMPLATE
-from antiphase.studies.cells import Accuracy, Attack, Given, Sense, TrainClip, TrainVit
+from antiphase.studies.cells import Accuracy, Attack, Given, Sense, TrainVit
 from antiphase.studies.figures import Artefact
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.diffclip import bench as diffclip
@@ -22,6 +22,7 @@ from antiphase.studies.papers.diffclip.bench import models_in_words, released
 from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
+Eps = Sequence[float]  # of the [0, 1] pixel
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4, 8))
 SMALL = tuple(eps / 255 for eps in (0.25, 0.5, 1))  # of Tables 1 and 3
 DEPTHS = (1, 2, 4, 8, 12)
@@ -78,13 +79,7 @@ class RobustnessBench:
         return profile.seeds_or(self.seeds if depth <= 2 else self.deep_seeds)
 
     def attack(
-        self,
-        model: TrainVit,
-        eps: Sequence[float] = EPS,
-        attack: str = "pgd",
-        seed: int = 0,
-        norm: str = "linf",
-        **settings: Any,
+        self, model: TrainVit, eps: Eps = EPS, attack: str = "pgd", seed: int = 0, norm: str = "linf", **settings: Any
     ) -> Attack:
         """Return an attack on the model's own test images, PGD unless named."""
         how: dict[str, Any] = {"settings": {**self.attacks.get(attack, {}), **settings}, "norm": norm}
@@ -103,26 +98,20 @@ class RobustnessBench:
     def accuracy(self, model: TrainVit) -> Accuracy:
         return Accuracy(model=model, data=model.data, limit=None if self.limit is None else self.images)
 
-    def sense_of(self, model: TrainVit | TrainClip | Given, part: str) -> Sense:
+    def sense_of(self, model: TrainVit | diffclip.Clip, part: str) -> Sense:
         """Return a measurement of sensitivity, of a CLIP's image tower on ImageNet or openmoji."""
         data = model.data if isinstance(model, TrainVit) else self.clip_probed
         return Sense(model=model, data=data, part=part, limit=self.probed, settings=dict(self.sense))
 
     def clip_attack(
-        self,
-        model: TrainClip | Given,
-        data: str,
-        eps: Sequence[float],
-        attack: str = "pgd",
-        seed: int = 0,
-        **settings: Any,
+        self, model: diffclip.Clip, data: str, eps: Eps, attack: str = "pgd", seed: int = 0, **settings: Any
     ) -> Attack:
         """Return an attack on the cosine, with the paper's prompts or, on a laptop, those of the emoji set."""
         chosen = {"objective": "cosine", **self.attacks.get(attack, {}), **settings}
         how: dict[str, Any] = {"limit": self.clip_images, "prompt": self.prompt or None, "seed": seed}
         return Attack(model=model, data=data, eps=tuple(eps), attack=attack, settings=chosen, **how)
 
-    def clip_accuracy(self, model: TrainClip | Given, data: str) -> Accuracy:
+    def clip_accuracy(self, model: diffclip.Clip, data: str) -> Accuracy:
         return Accuracy(model=model, data=data, limit=self.clip_images)
 
 
@@ -142,7 +131,7 @@ def twins(profile: Profile, depths: Sequence[int] | None = (1,), kinds: Sequence
     return made
 
 
-def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> list[TrainClip | Given]:
+def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> list[diffclip.Clip]:
     """Return the released CLIPs under ``paper``, those of emoji otherwise, or those that the profile names.
 
     Of named models, ``variants`` without ``"clip"`` selects those with differential attention.
@@ -158,7 +147,7 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
     return diffclip.models(profile, variants, [sizes.main])
 
 
-def attacked_clips(profile: Profile) -> list[tuple[TrainClip | Given, str]]:
+def attacked_clips(profile: Profile) -> list[tuple[diffclip.Clip, str]]:
     """Return pairs of a CLIP and a data set to attack it on."""
     return [(model, data) for model in clip_models(profile) for data in bench(profile).clip_data]
 

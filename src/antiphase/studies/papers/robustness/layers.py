@@ -8,12 +8,14 @@ from typing import Any
 import polars as pl
 
 from antiphase.statistics.intervals import mean_over_seeds
+from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, above, apart, combinations, higher
 from antiphase.studies.estimation import SAMPLE, SEED, Kind, contrast, difference, estimates, mean, share_above, trend
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
     PAPER,
+    RobustnessBench,
     bench,
     clip_models,
     measured,
@@ -35,10 +37,10 @@ ESTIMATORS = ("sampled maximum", "sampled mean", "power iteration", "gradient as
 PERTURBATIONS = {"noise": "uniform noise", "pgd": "PGD"}
 
 
-def _sensitivity_cells(profile: Profile) -> list[Cell]:
-    sizes, parts = bench(profile), ("alignment", "lipschitz")
-    both = [sizes.sense_of(model, part) for model in twins(profile, None) for part in parts]
-    return [*both, *(sizes.sense_of(model, "depth") for model in twins(profile, None, ["diffvit"]))]
+def sensitivity_cells(sizes: RobustnessBench, models: Sequence[TrainVit]) -> list[Cell]:
+    """Return gradients and Lipschitz constants of models, and what noise and PGD leave behind in DiffViTs."""
+    both = [sizes.sense_of(model, part) for model in models for part in ("alignment", "lipschitz")]
+    return [*both, *(sizes.sense_of(model, "depth") for model in models if model.model == "diffvit")]
 
 
 def values(rows: RowsByTable) -> pl.DataFrame:
@@ -56,8 +58,9 @@ def _log(top: pl.Expr, bottom: pl.Expr) -> pl.Expr:
     return ((top.mean() / bottom.mean()).log() + top / top.mean() - bottom / bottom.mean()) / 2
 
 
-def cosine(cross: pl.Expr, first: pl.Expr, second: pl.Expr) -> pl.Expr:
-    """Return mean(cross) / √(mean(first)·mean(second)), linearised in each image."""
+def cosine() -> pl.Expr:
+    """Return mean(cross) / √(mean(first)·mean(second)) of these columns, linearised in each image."""
+    cross, first, second = map(pl.col, ("cross", "first", "second"))
     scale = (first.mean() * second.mean()).sqrt()
     return (cross + cross.mean() * (1.0 - (first / first.mean() + second / second.mean()) / 2)) / scale
 
@@ -69,7 +72,7 @@ def _twins(rows: pl.DataFrame, keys: list[str], columns: list[str]) -> pl.DataFr
 
 
 def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
-    first, second, cross, moved, size = map(pl.col, ("first", "second", "cross", "moved", "size"))
+    first, second, moved, size = map(pl.col, ("first", "second", "moved", "size"))
     keys = [*LAYER, SAMPLE]
     heads = (
         aligned.filter(site="pixels")
@@ -81,7 +84,7 @@ def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
     base = pl.col("base_moved")
     quantities = {
         "ρ": _root(second, first),
-        "cosθ": cosine(cross, first, second),
+        "cosθ": cosine(),
         "γ": _root(first, base),
         RATIO: _log(moved, base),
         PARTS[0]: _log(first, base),
@@ -198,7 +201,12 @@ def sensitivity_checks(rows: RowsByTable) -> dict[str, list[Check]]:
     }
 
 
-LAYER_SENSITIVITY = slow_study("layer-sensitivity", _sensitivity_cells, draw_sensitivity, sensitivity_checks)
+LAYER_SENSITIVITY = slow_study(
+    "layer-sensitivity",
+    lambda profile: sensitivity_cells(bench(profile), twins(profile, None)),
+    draw_sensitivity,
+    sensitivity_checks,
+)
 
 
 PAPERS, STEEPEST = ESTIMATORS[0], ESTIMATORS[2]

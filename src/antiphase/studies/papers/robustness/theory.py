@@ -1,6 +1,7 @@
 """Section 4.2 and Appendix B: equation (5), Theorem 4, Corollary 1 and the estimated radii of equation (6)."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +12,12 @@ from antiphase.sensitivity.depth import crossover
 from antiphase.sensitivity.layer_estimates import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
 from antiphase.sensitivity.theory import estimated_radius
 from antiphase.statistics.intervals import linearised
-from antiphase.studies.cells import Radius
+from antiphase.studies.cells import Radius, TrainVit
 from antiphase.studies.claims import Check, above, apart
 from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimates
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
-from antiphase.studies.papers.robustness.bench import PAPER, bench, measured, slow_study, twins
+from antiphase.studies.papers.robustness.bench import PAPER, RobustnessBench, bench, measured, slow_study, twins
 from antiphase.studies.papers.robustness.layers import LAYER_NAME, PERTURBATIONS
 from antiphase.studies.papers.robustness.success_rates import DEPTH
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -187,10 +188,10 @@ _NAMES |= {"corrected": CORRECTED, "printed": PRINTED}
 _TWINS = ["data", "depth", SEED]
 
 
-def _radius_cells(profile: Profile) -> list[Cell]:
-    sizes, both = bench(profile), twins(profile, None)
-    radii = [Radius(model=model, data=model.data, limit=sizes.few) for model in both]
-    return radii + measured(both, partial(sizes.sense_of, part="alignment"), sizes.nearest)
+def radius_cells(sizes: RobustnessBench, models: Sequence[TrainVit]) -> list[Cell]:
+    """Return radii, gradients and nearest adversarial images of models."""
+    radii = [Radius(model=model, data=model.data, limit=sizes.few) for model in models]
+    return radii + measured(models, partial(sizes.sense_of, part="alignment"), sizes.nearest)
 
 
 def ratios(rows: RowsByTable) -> pl.DataFrame:
@@ -262,4 +263,6 @@ def radius_checks(rows: RowsByTable) -> Checks:
     }
 
 
-THEORY_RADIUS = slow_study("theory-radius", _radius_cells, draw_radii, radius_checks)
+THEORY_RADIUS = slow_study(
+    "theory-radius", lambda profile: radius_cells(bench(profile), twins(profile, None)), draw_radii, radius_checks
+)
