@@ -19,11 +19,10 @@ from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, cast, get_ar
 import numpy as np
 import torch
 from jaxtyping import AbstractArray, Float
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from torch import Tensor
 
-from antiphase.errors import UserError, invalid, shown
+from antiphase.errors import UserError, invalid, refuse_truth_value, shown
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 
@@ -143,12 +142,7 @@ class Fields(BaseModel, metaclass=_OneLine):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
-            raise PydanticCustomError("bool", "expected no true or false")
-        return value
+    _check_number = field_validator("*", mode="before")(refuse_truth_value)
 
 
 @dataclass(frozen=True)

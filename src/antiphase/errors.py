@@ -1,6 +1,6 @@
 """The exception for mistakes of the caller, and other exceptions in one line of a message."""
 
-from typing import Any
+from typing import Any, get_args
 
 
 class UserError(ValueError):
@@ -66,6 +66,16 @@ def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError
     elif kind == "json_invalid" or isinstance(first["input"], dict):
         value = ""
     return UserError(f"{field}{value}: {words.replace('Input should be', 'expected')}")
+
+
+@classmethod
+def refuse_truth_value(cls: Any, value: Any, info: Any) -> Any:
+    """Refuse true and false, which pydantic takes for 1 and 0, for a field of another type."""
+    kind = cls.model_fields[info.field_name].annotation
+    several = value if isinstance(value, list | tuple) else [value]
+    if bool in map(type, several) and bool not in (kind, *get_args(kind)):
+        raise ValueError("expected no true or false")
+    return value
 
 
 class NoSuchSplit(UserError):

@@ -1,5 +1,6 @@
 """PGD on models whose minimal perturbation has a closed form, and the engine's promises."""
 
+import itertools
 import math
 
 import pytest
@@ -224,6 +225,14 @@ def test_a_threat_checks_itself(fields, match):
 def test_nan_logits_stop_the_attack_with_a_message():
     with pytest.raises(UserError, match="NaN"):
         pgd(lambda x: x.flatten(1)[:, :3] * float("nan"), torch.rand(2, 1, 3, 3), None, Threat())
+    with pytest.raises(UserError, match="complex logits"):
+        pgd(lambda x: x.flatten(1)[:, :3] * 1j, torch.rand(2, 1, 3, 3), None, Threat())
+
+
+def test_another_number_of_classes_in_a_later_batch_is_refused():
+    counts = itertools.cycle((3, 4))
+    with pytest.raises(UserError, match=r"returned 3 logits for an image, then 4"):
+        pgd(lambda x: x.flatten(1)[:, : next(counts)], torch.rand(2, 1, 3, 3), None, Threat())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Options of models and images that are loaded for a command."""
 
 import pytest
+import torch
 from PIL import Image
 
 import antiphase as ap
@@ -28,3 +29,11 @@ def test_skip_bad_is_for_given_image_files_too(tmp_path):
     images = ap.load_data(f"folder:{tmp_path}", image_size=28, channels=1)
     found = ap.attack("specimen:vit-0", data=images, attack="noise", eps="1/255", skip_bad=True, quiet=True)
     assert found.frame()["sample"].to_list() == [1]
+
+
+@pytest.mark.parametrize("option", [{"split": "train"}, {"image_size": 14}, {"resize": "squash"}])
+@pytest.mark.parametrize("command", [ap.attack, ap.train])
+def test_options_that_images_in_memory_do_not_have_are_refused(command, option):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    with pytest.raises(ap.UserError, match=r"split|not \(1, 14, 14\)|resize squash"):
+        command(net, data=ap.load_data("specimen-fashion-mnist", limit=4), quiet=True, **option)

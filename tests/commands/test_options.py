@@ -46,6 +46,12 @@ MODELS = (
 )
 
 
+@pytest.mark.parametrize("given", [{"limit": True}, {"seed": False}, {"eps": [True]}, {"batch_size": True}])
+def test_true_and_false_are_no_numbers(given):
+    with pytest.raises(UserError, match=rf"{next(iter(given))} .*: expected no true or false"):
+        AuditOptions(model="specimen:vit-0", **given)
+
+
 def test_an_audit_in_python_and_on_the_command_line_give_the_same_rows_and_record(tmp_path, run_cli):
     code, _, err = run_cli(
         "audit",

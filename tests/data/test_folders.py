@@ -102,6 +102,7 @@ def test_splits_have_other_names(tmp_path, write_image, folders, split, chosen):
         (["training_set/a/1.png", "test_set/a/1.png"], "training_set looks like a split"),
         (["x/train/a/1.png", "x/test/a/1.png"], "all images are in sub-folders of .*x: give it"),
         (["x/y/a/1.png", "x/y/b/1.png", "x/y/c/1.png"], "all images are in sub-folders of .*x: give it"),
+        (["images/1.png", "Masks/1.png"], "Masks, images are no classes"),
         (["valid/p/1.png", "invalid/q/1.png"], "valid and invalid have different sub-folders"),
         (
             [f"{domain}/{label}/1.png" for domain in ("art", "photo") for label in ("cat", "dog")],

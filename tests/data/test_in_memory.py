@@ -11,9 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import (
+    ChainDataset,
     ConcatDataset,
     DataLoader,
     Dataset,
+    IterableDataset,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -115,7 +117,7 @@ def test_what_is_off_is_named(images, labels, named):
 
 def test_images_of_different_sizes_are_refused():
     items = [(torch.zeros(3, 4, 4), 0), (torch.zeros(3, 5, 5), 1)]
-    with pytest.raises(UserError, match=r"images are not tensors of one shape .*\[3, 5, 5\]"):
+    with pytest.raises(UserError, match=r"\[3, 5, 5\].*; expected images that are tensors of one shape"):
         load_data(DataLoader(items, batch_size=1))
 
 
@@ -166,12 +168,31 @@ def test_the_classes_of_torchvisions_imagenet_are_known_by_wordnet_id():
     assert dataset_class_names(cranes) == ("crane bird", "construction crane")
 
 
-def test_parts_of_different_classes_are_refused_and_of_unknown_ones_have_numbers():
-    with pytest.raises(UserError, match=r"parts of different classes, .*'mole'.*; expected one"):
-        load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]))
+@pytest.mark.parametrize("other", [NAMES[::-1], None])
+def test_parts_of_different_or_unknown_classes_are_refused(other):
+    with pytest.raises(UserError, match=r"parts of different classes, .*'mole'.*; give class_names"):
+        load_data(ConcatDataset([Named(NAMES), Named(other)]))
     both = load_data(ConcatDataset([Named(NAMES), Named(NAMES[::-1])]), class_names=["a", "b", "c"])
     assert both.class_names == ("a", "b", "c")
-    assert load_data(ConcatDataset([Named(NAMES), Named()])).class_names == ("0", "1", "2")
+    assert load_data(ConcatDataset([Named(), Named()])).class_names == ("0", "1", "2")
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from Named()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (Subset(Named(), [7]), "IndexError: index 7 is out of bounds"),
+        (ChainDataset([Endless()]), "TypeError: object of type 'Endless' has no len"),
+        (DataLoader(Subset(Named(), [7])), "IndexError: index 7"),
+    ],
+)
+def test_a_data_set_that_fails_is_one_line(data, why):
+    with pytest.raises(UserError, match=f"cannot be read .{why}"):
+        load_data(data)
 
 
 def test_a_loader_may_give_single_items_and_may_not_draw_them():
@@ -187,6 +208,8 @@ def test_options_without_a_use_are_refused():
         load_data(pixels(), LABELS, skip_bad=True)
     with pytest.raises(UserError, match=r"class_names: .* has its own"):
         load_data(load_data("digits", limit=2), class_names=["a"])
+    with pytest.raises(UserError, match="split 'train': array is given as images of one split"):
+        load_data(pixels(), LABELS, split="train")
     with pytest.raises(UserError, match="class names 'abc'; expected a name for each class"):
         load_data(pixels(), LABELS, class_names="abc")
 
@@ -375,6 +398,7 @@ def test_a_parquet_row_that_is_no_image_can_be_left_out(tmp_path):
         ({"image": ["a.png"], "label": [0]}, r"image \(String\), label"),
         ({"image": [{"bytes": b"", "path": ""}], "label": ["cat"]}, r"label \(String\); expected .* of integers"),
         ({"image": [{"bytes": b"", "path": ""}], "label": [-1]}, "label -1"),
+        ({"image": [{"bytes": b"", "path": ""}] * 2, "label": [0, None]}, "column label .*: 1 rows without a label"),
     ],
 )
 def test_a_parquet_file_that_is_off_is_one_line(tmp_path, columns, named):
@@ -390,6 +414,17 @@ def test_a_parquet_file_that_is_missing_or_damaged_is_one_line(tmp_path):
     (tmp_path / "test.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"no complete Parquet file"):
         load_data(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "files", [["0-of-2"], ["0-of-1", "0-of-2", "1-of-2"], ["0-of-1", "0-of-2"], ["0-of-1-a09b74b3", "0-of-1-b3ef9c3b"]]
+)
+def test_a_parquet_split_that_is_incomplete_or_there_twice_is_refused(tmp_path, files):
+    for file in files:
+        write_parquet(tmp_path / f"test-{file}.parquet", range(5))
+    with pytest.raises(UserError, match=rf"\(test\): {len(files)} files, such as test-0-of-.*; expected all of \d, of"):
+        load_data(f"parquet:{tmp_path}")
+    assert len(load_data(f"parquet:{tmp_path / f'test-{files[0]}.parquet'}")) == 5
 
 
 def test_printing_a_data_set_is_one_line(tmp_path):

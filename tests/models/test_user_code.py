@@ -158,6 +158,7 @@ class Evil:
         ("python:net.py:WIDTH", "WIDTH is a int; expected a function"),
         ("python:net.py:build?depth=4", r"raised TypeError: build\(\) got an unexpected keyword argument 'depth'"),
         ("python:net.py:build?depth", "'depth': expected name=value"),
+        ("python:net.py:build?depth=1,depth=2", "depth is given twice"),
         ("python:net.py:broken", r"raised KeyError: 'depth' \(net.py, line 3\d\)"),
         ("python:net.py:leaves", r"raised SystemExit: 3 \(net.py, line"),
         ("python:net.py:number", "returned int; expected a torch.nn.Module"),

@@ -138,6 +138,8 @@ def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
         (lambda state: state | {"4.weight": torch.ones(1)}, "'4.weight' is not in the model"),
         (lambda state: {name: value for name, value in state.items() if name != "3.bias"}, "'3.bias' is missing"),
         (lambda state: state | {"3.bias": torch.ones(4)}, r"'3.bias' has shape \(4,\), expected \(3,\)"),
+        (lambda state: state | {"3.bias": state["3.bias"].to_sparse()}, "'3.bias' is sparse or has no values"),
+        (lambda state: state | {"3.bias": state["3.bias"].to("meta")}, "'3.bias' is sparse or has no values"),
         (
             lambda state: {"encoder." + name: value for name, value in state.items() if name[0] != "3"},
             "'3.bias' is missing",
@@ -158,6 +160,9 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     assert same(read(index)[0], STATE)
+    save_file({name: OTHER[name] for name in names[2:]}, tmp_path / "1.safetensors")
+    with pytest.raises(UserError, match="two of its files have a tensor of the same name"):
+        read(index)
     for broken in ("{", "[]", "{}", '{"weight_map": {"a": "../../a.pt"}}', '{"weight_map": {"a": 3.5}}'):
         index.write_text(broken)
         with pytest.raises(UserError) as caught:

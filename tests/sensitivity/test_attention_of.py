@@ -185,6 +185,28 @@ def test_what_is_not_recognised_is_unknown_and_refused_with_the_reason(name):
     assert "\n" not in str(caught.value)
 
 
+class Unnamed(nn.Module):
+    """Maps with the heads last, without torch's softmax and without names that tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward, self.outward = nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        one, two = (part.unflatten(-1, (2, -1)) for part in self.inward(x).chunk(2, -1))
+        powers = torch.einsum("bihd,bjhd->bijh", one, one).exp()
+        return self.outward(torch.einsum("bijh,bjhd->bihd", powers / powers.sum(2, keepdim=True), two).flatten(2))
+
+
+def test_products_of_all_pairs_of_tokens_without_a_softmax_are_unknown():
+    x = rand(2, TOKENS, DIM)
+    for layer, kind in ((Unnamed(), "unknown"), (nn.Linear(DIM, DIM), "none")):
+        net = wild(nn.Sequential(layer, nn.Linear(DIM, 4)))
+        assert attention_of(net, x) == (kind, ())
+        with pytest.raises(UserError, match="has no known attention module"):
+            attention_maps(net, x)
+
+
 def test_grouped_maps_are_those_of_the_module():
     net, x = made(variants.Grouped(3, fused=True))
     module, seen = net.blocks[0].attn, []

@@ -107,7 +107,7 @@ def load_lineup(options: Any) -> Lineup:
     how = {"limit": options.limit, "seed": 0, "progress": not options.quiet, "skip_bad": options.skip_bad}
     wanted = options.image_size
     if (images := live_object(source)) is not None:
-        images = load_data(images, **how)
+        images = load_data(images, split=options.split, image_size=wanted, **how)
     else:
         size, channels = model_card.size_for(loaded)
         if size and wanted not in (None, size):

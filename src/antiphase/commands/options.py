@@ -22,7 +22,7 @@ from pydantic import (
     field_validator,
 )
 
-from antiphase.errors import UserError, invalid, shown
+from antiphase.errors import UserError, invalid, refuse_truth_value, shown
 from antiphase.registry import MODELS
 
 MOST_AT_ONCE = 2**20  # of images in a batch: far more than fit in memory
@@ -79,6 +79,8 @@ class Options(BaseModel):
                 raise invalid(error) from None
             known = ", ".join(type(self).model_fields)
             raise UserError(f"option {mistake['loc'][0]!r}: expected one of {known}") from None
+
+    _check_number = field_validator("*", mode="before")(refuse_truth_value)
 
     @field_validator("*")
     @classmethod

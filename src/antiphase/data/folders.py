@@ -19,6 +19,7 @@ SPLITS = ("train", "val", "test")
 _RARE = "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm"
 _RARE_SUFFIXES = {f".{suffix}" for suffix in (*_RARE.split(), "npy")}
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
+_NO_CLASSES = {"images", "labels", "masks", "annotations", "segmentations"}  # of data sets for other tasks
 _SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
 _SPLIT_WORDS |= {split: split for split in SPLITS}
 
@@ -83,6 +84,8 @@ def _check_classes(name: str, images: FileImages) -> None:
     training = [label for label in nested if re.search(r"(^|[\W_])train(ing)?($|[\W_\d])", label.casefold())]
     if len(inside) > 1 and all(map(split_named, inside)):
         fault = f"{', '.join(inside)} have no sub-folder for each class: move their images into such folders"
+    elif len(inside) > 1 and {label.casefold() for label in inside} <= _NO_CLASSES:
+        fault = f"{', '.join(inside)} are no classes: put the images of each class in a sub-folder"
     elif training:
         fault = f"{training[0]} looks like a split: rename such folders to train, val and test"
     elif "," in alike:

@@ -138,6 +138,11 @@ def parquet_images(path: str, split: str) -> FileImages:
         expected = "a Parquet file, a folder with Parquet files or a pattern such as data/test-*.parquet"
         raise UserError(f"{name}: no such file; give {expected}")
     split, paths = _of_split(name, split, paths)
+    shards = [match.groups() for path in paths if (match := re.search(r"-(\d+)-of-(\d+)", path.stem))]
+    counts = {int(count) for _, count in shards}
+    if shards and place.is_dir() and not counts == {len(paths)} == {len({number for number, _ in shards})}:
+        expected = f"expected all of {max(counts):,}, of one version: download the others or remove the old ones"
+        raise UserError(f"{name} ({split}): {len(paths):,} files, such as {paths[0].name}; {expected}")
     root = Path(os.path.commonpath([path.resolve().parent for path in paths]))
     files: list[str] = []
     labels: list[int] = []
@@ -168,7 +173,9 @@ def _labels(name: str, path: Path) -> list[int]:
         columns = ", ".join(f"{column} ({kind})" for column, kind in schema.items())
         expected = "expected image, of bytes and path, and label, of integers"
         raise UserError(f"{name}: {path} has the columns {columns}; {expected}")
-    labels = rows.select(pl.col(label).fill_null(-1)).collect().to_series()
+    labels = rows.select(label).collect().to_series()
+    if empty := labels.null_count():
+        raise UserError(f"{name}: column {label} of {path}: {empty:,} rows without a label; remove them")
     return class_numbers(f"{name}: column {label} of {path}", labels.to_numpy(), len(labels)).tolist()
 
 

@@ -44,18 +44,21 @@ def dataset_images(
     The loader must not shuffle. Only ``limit`` images are read: the first, or those of ``ImageSet.subset`` with a seed.
     """
     name = f"dataset:{type(data).__name__}"
-    if isinstance(data, torch_data.DataLoader):
-        if "Random" in type(data.sampler).__name__:  # torch has three such samplers
-            raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
-        items = list(itertools.islice(_from_loader(name, data), limit))
-        rows = torch.arange(len(items))
-    else:
-        rows = subset_rows(len(data), limit, seed)
-        items = [_pair(name, data[row]) for row in rows.tolist()]
     try:
+        if isinstance(data, torch_data.DataLoader):
+            if "Random" in type(data.sampler).__name__:  # torch has three such samplers
+                raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
+            items = list(itertools.islice(_from_loader(name, data), limit))
+            rows = torch.arange(len(items))
+        else:
+            rows = subset_rows(len(data), limit, seed)
+            items = [_pair(name, data[row]) for row in rows.tolist()]
         pixels = torch.stack([_image(image) for image, _ in items])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{name}: images are not tensors of one shape ({first_line(error)})") from None
+    except UserError:
+        raise
+    except Exception as error:  # a data set may fail in any way
+        why = f"cannot be read ({type(error).__name__}: {first_line(error)})"
+        raise UserError(f"{name}: {why}; expected images that are tensors of one shape") from error
     names = dataset_class_names(data) if class_names is None else class_names
     return array_images(name, pixels, [label for _, label in items], class_names=names).altered(ids=rows)
 
@@ -89,9 +92,9 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
         return dataset_class_names(data.dataset)
     if isinstance(data, torch_data.ConcatDataset):
         several = set(map(dataset_class_names, data.datasets))
-        if len(several - {None}) > 1:
-            raise UserError(f"ConcatDataset: parts of different classes, {shown(several)}; expected one")
-        return several.pop() if len(several) == 1 else None
+        if len(several) > 1:
+            raise UserError(f"ConcatDataset: parts of different classes, {shown(several)}; give class_names")
+        return several.pop()
     if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
         return None
     if wnids := ordered_names(getattr(data, "wnids", None)):  # ImageNet's, with two classes called crane

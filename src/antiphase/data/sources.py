@@ -163,6 +163,8 @@ def load_data(
     """
     if not isinstance(source, str):
         images = _own_images(source, labels, class_names, limit, seed)
+        if split not in ("test", images.split):
+            raise UserError(f"split {shown(split)}: {images.name} is given as images of one split; leave it out")
     elif labels is not None or class_names is not None:
         raise UserError(f"{source}: has its own labels and class names; leave them out")
     else:

@@ -161,6 +161,8 @@ def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: 
             wrong = f"parameter {name!r} is {'missing' if have is None else 'not in the model'}{misfit}"
         elif want.shape != have.shape:
             wrong = f"{name!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}{misfit}"
+        elif have.is_meta or have.layout != want.layout:
+            wrong = f"{name!r} is sparse or has no values; expected plain numbers, as of tensor.to_dense()"
         elif want.is_floating_point() != have.is_floating_point():
             wrong = f"{name!r} has type {have.dtype}; expected {want.dtype}"
         if wrong:
@@ -247,7 +249,10 @@ def _choice(labels: list[str], path: Path) -> str:
 def _tensors(path: Path) -> State:
     """Return the tensors of a file by name: the keys of the dictionaries around each, separated by null characters."""
     if len(files := files_of(path)) > 1:
-        return {key: tensor for file in files[1:] for key, tensor in _tensors(file).items()}
+        parts = [_tensors(file) for file in files[1:]]
+        if len(held := {key: tensor for part in parts for key, tensor in part.items()}) < sum(map(len, parts)):
+            raise UserError(f"{path}: two of its files have a tensor of the same name; download all of them again")
+        return held
     _refuse_mistaken(path)
     with path.open("rb") as file:
         head = file.read(9)

@@ -34,6 +34,7 @@ _SHARE = 1e-4  # of the largest λ of a subtrahend; what is smaller is rounding
 _SCALES = (1.0, 0.3, 0.1)  # of the tokens: maps may be too peaked to see all scores
 _LAMBDA = 1e-3  # relative difference of one λ at two inputs
 _ROUNDING = 50  # relative rounding error, in units of the dtype's
+_PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
 _MINUS, _MINUS_REVERSED = {"sub", "__sub__", "sub_", "__isub__", "subtract"}, {"rsub", "__rsub__"}
 
 
@@ -140,6 +141,13 @@ def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         return False
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return axis in (-1, output.ndim - 1) and output.shape[-1] == output.shape[-2]
+
+
+def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> bool:
+    """Return whether a call of torch multiplies two tensors for all pairs of tokens, as q·kᵀ does."""
+    sides = [one.shape[1:] for one in args if isinstance(one, Tensor) and one.ndim > 2]
+    sizes = output.shape[1:] if len(sides) > 1 and getattr(func, "__name__", "") in _PRODUCTS else ()
+    return any(size > 2 and sizes.count(size) > 1 and all(size in side for side in sides) for size in sizes)
 
 
 def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:

@@ -30,6 +30,7 @@ from antiphase.sensitivity.detection import (
     TorchCalls,
     detected_layer,
     examine,
+    pairs_tokens,
     softmax_rows,
     subtraction,
 )
@@ -85,6 +86,7 @@ _WHY = {
     "unknown": "attention module {kind} has no adapter; " + HOW,
     "other": "{kind} computes softmax maps, but not as standard or differential attention with a λ of a head or token: "
     "{reason}; if it is attention, " + HOW,
+    "pairs": "{kind} multiplies pairs of tokens and has no known attention module; if it has attention, " + HOW,
     "pooling": "{kind}: cross-attention is not supported; expected self-attention",
 }
 
@@ -117,9 +119,11 @@ def observe(
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
     maps: list[set[int]] = [set()]  # numbers of the square softmax maps of each running module
     numbers = itertools.count()
+    paired: list[bool] = []  # whether each call of torch multiplies pairs of tokens
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
+        paired.append(pairs_tokens(func, args, output))
         fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
         if (fused or softmax_rows(func, args, kwargs, output)) and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
@@ -179,6 +183,8 @@ def observe(
     inner = {id(part) for one in calls for part in one.module.modules()}
     left_out = [one for one in left_out if id(one.module) not in inner and not _holds_known(one.module)]
     refused = [LeftOut(one.name, one.module, "other", reason) for one, reason in others]
+    if any(paired) and not (attention or calls or refused or left_out):
+        left_out.append(LeftOut(type(model).__name__, model, "pairs"))
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
         counts[one.name] += 1

@@ -108,7 +108,7 @@ class Oracle:
                     passes: list[Tensor] = []
                     with autocast(x.device, self.precision), running(self.model, x):
                         for given in _copies(leaf, rows.get("context"), size, self.passes):
-                            passes.append(checked(self._searched(*given), given[0])[: len(x)])
+                            passes.append(checked(self._searched(*given), given[0], self.seen)[: len(x)])
                     if torch.is_inference_mode_enabled():
                         raise UserError("attack inside torch.inference_mode(): call it outside, for gradients")
                     logits = _mean(passes)
@@ -133,7 +133,7 @@ class Oracle:
         for size in self._sizes(kind, len(x), answers):
             copies = _copies(x, context, size, self.passes)
             with _smaller_may_fail(answers), running(self.model, x):
-                answers.append([_mean([checked(model(*some), some[0])[: len(x)] for some in copies])])
+                answers.append([_mean([checked(model(*some), some[0], self.seen)[: len(x)] for some in copies])])
         return answers[0][0]
 
     def _sizes(self, kind: str, rows: int, answers: list[list[Tensor]]) -> Iterator[int]:
@@ -185,18 +185,23 @@ def _mean(logits: list[Tensor]) -> Tensor:
     return torch.stack(logits).mean(0) if len(logits) > 1 else logits[0]
 
 
-def checked(logits: Any, images: Tensor) -> Tensor:
+def checked(logits: Any, images: Tensor, seen: Counter[str] | None = None) -> Tensor:
     """Return a model's logits of some images, in the images' precision; refuse what is not one finite row per image.
 
     A single logit z, that of class 1 under a sigmoid, becomes (0, z): softmax(0, z) = (1 − sigmoid(z), sigmoid(z)).
+    ``seen`` notes the number of classes, which may not change.
     """
     count = len(images)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count or not logits.shape[1]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         wanted = f"expected logits of shape ({count}, classes); wrap the model in a module that returns them"
         raise UserError(f"the model returned {shape} for {count} images: {wanted}")
-    if not torch.isfinite(logits).all():
-        raise UserError("the model returned NaN or infinite logits: expected finite ones; check its weights")
+    classes = logits.shape[1] if seen is None else seen.setdefault("classes", logits.shape[1])
+    if logits.shape[1] != classes:
+        raise UserError(f"the model returned {classes} logits for an image, then {logits.shape[1]}: expected as many")
+    if logits.is_complex() or not torch.isfinite(logits).all():
+        odd = "complex" if logits.is_complex() else "NaN or infinite"
+        raise UserError(f"the model returned {odd} logits: expected finite real ones; check its weights")
     return two_classes(logits.to(images.dtype))
 
 

@@ -115,7 +115,8 @@ def _lambdas(model: nn.Module, images: ImageSet) -> list[float]:
 def _images(options: train.TrainOptions, source: str, split: str, model: nn.Module | None) -> ImageSet:
     limit = options.limit if split == "train" else None
     if (images := loading.live_object(source)) is not None:
-        images = load_data(images, limit=limit)
+        images = load_data(images, limit=limit, image_size=options.image_size, skip_bad=options.skip_bad)
+        images = images if options.resize is None else resized_images(images, options.resize)
         return images if model is None else _in_order(model, images, options)
     size, channels = (None, None) if model is None else size_for([model])
     if size and options.image_size not in (None, size):

@@ -52,6 +52,8 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
         key, sign, value = (piece.strip() for piece in part.partition("="))
         if not sign or not key.isidentifier():
             raise UserError(f"{spec}: {part!r}: expected name=value, such as depth=4")
+        if key in settings:
+            raise UserError(f"{spec}: {key} is given twice; give each setting once")
         settings[key] = value if key == _WEIGHTS else _literal(value)
     return where, function, settings
 
