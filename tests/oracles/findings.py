@@ -159,7 +159,8 @@ def why(attacks):
 def parts(attacks, ladder, bare, strata=20):
     """Parts of the difference in ASR; at equal margins means: standardised to the margins of both twins."""
     rows = read("margin", "margin", "norm1", "right1", "sample")
-    rows = rows.filter(pl.col("norm1").is_not_null()).partition_by("twin", as_dict=True)  # of the study of causes
+    slopes = rows.filter(pl.col("norm1").is_not_null(), twin=ladder[-1])  # the other models need none
+    rows = rows.filter(pl.col("trained").is_in(slopes["trained"].unique().to_list())).partition_by("twin", as_dict=True)
     margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
     seeds = len(margins[ladder[0]])
     twins = [margins[ladder[0]], margins[ladder[-1]]]
@@ -176,7 +177,7 @@ def parts(attacks, ladder, bare, strata=20):
         return weight[place] * (hits - rate[place]) + (rate[places[0]] + rate[places[1]]) / 2
 
     # κ: the gradient is κ times as long as if its parts through the two maps stood at a right angle
-    ratio = rows[ladder[-1],].with_columns(kappa=pl.col("norm1") / pl.col("right1"))
+    ratio = slopes.with_columns(kappa=pl.col("norm1") / pl.col("right1"))
     kappa = by_seed_and_image(ratio, "kappa", "sample")
     fab = read("attack-fab-t", "distance", "sample").filter(twin=ladder[-1])
     least = by_seed_and_image(fab, "distance", "sample") * 255

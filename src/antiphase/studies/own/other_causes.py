@@ -39,8 +39,9 @@ def _cells(profile: Profile, own: RobustnessBench, starts: Sequence[str], before
     made = list[Cell]()
     for data, start, seed in product(own.data, starts, seeds_of(profile)):
         models = ladder(own, seed, data, start, before)
-        for model in models.values():
-            made += [own.attack(model), own.accuracy(model), Margin(model=model, data=data, limit=own.images)]
+        for name, model in models.items():
+            margin = Margin(model=model, data=data, limit=own.images, gradients=name == DIFFVIT)
+            made += [own.attack(model), own.accuracy(model), margin]
         made.append(nearest(own, models[DIFFVIT], data))
     return made
 
