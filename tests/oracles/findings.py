@@ -159,7 +159,9 @@ def why(attacks):
 def parts(attacks, ladder, bare, strata=20):
     """Parts of the difference in ASR; at equal margins means: standardised to the margins of both twins."""
     rows = read("margin", "margin", "norm1", "right1", "sample")
-    slopes = rows.filter(pl.col("norm1").is_not_null(), twin=ladder[-1])  # the other models need none
+    bare_rows = pl.col("norm1").is_null()  # without gradients: of another study, if the model has rows with them, too
+    rows = rows.filter(~bare_rows | bare_rows.all().over("twin"))
+    slopes = rows.filter(~bare_rows, twin=ladder[-1])
     rows = rows.filter(pl.col("trained").is_in(slopes["trained"].unique().to_list())).partition_by("twin", as_dict=True)
     margins = {kind: by_seed_and_image(rows[kind,], "margin", "sample") for kind in ladder + bare}
     seeds = len(margins[ladder[0]])
