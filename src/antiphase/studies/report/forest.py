@@ -80,7 +80,7 @@ def _line(source: str, claim: Claim) -> Line | None:
         return None
     scale = 100.0 if check.unit == "points" else 1.0 / check.spread.error
     of, alike = len(claim.deciding), claim.verdicts.count(claim.verdict)
-    among = f"least favourable of the {alike} {claim.verdict}" if alike > 1 else f"the {claim.verdict} one of {of}"
+    among = f"least favourable of {alike} {claim.verdict}" if alike > 1 else f"the {claim.verdict} one of {of}"
     several = "" if of == 1 else f"least favourable of {of}" if alike == of else among
     seeds = price(claim).partition(",")[0]
     numbers = filter(None, (estimate_text(check), several, seeds and f"a verdict takes {seeds}"))
