@@ -26,6 +26,19 @@ def test_another_commands_directory_is_refused_and_left_as_it_was(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {MARKER, "rows"}
 
 
+def test_files_of_ones_own_are_not_overwritten(tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    with (
+        pytest.raises(UserError, match=r"holds report\.html, of no run; give another directory"),
+        run_folder(tmp_path, "audit"),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    (tmp_path / "run.json").write_text("{}")  # a run that was copied without its hidden files
+    with run_folder(tmp_path, "audit"):
+        pass
+
+
 def test_a_store_of_studies_is_known_by_its_log(tmp_path):
     (tmp_path / "cells").mkdir()
     (tmp_path / "log.jsonl").touch()

@@ -16,6 +16,8 @@ MARKER = ".antiphase"  # holds the name of the command
 LOCK = ".lock"  # holds the process that writes; the system releases it however the process ends
 CLOCK = ".began"  # holds when a run that has not ended began, and for how long it had run before
 _BEGINNING = (MARKER, CLOCK, "recipe.json")  # what is written before a training saves anything
+_OF_A_RUN = {MARKER, "run.json", "recipe.json"}  # one of them is in every run's directory
+_WRITTEN = {"report.html", "rows.parquet", "summary.json", "model.safetensors", "metrics.jsonl"}
 _NO_NUMBER = {"out", "quiet", "batch_size", "device", "fail_under"}  # options that leave a run the same
 _before: dict[Path, float] = {}  # seconds of runs that go on
 
@@ -33,6 +35,8 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
             missing += [folder for folder in (out, *out.parents) if not folder.exists()]
             before = [] if missing else os.listdir(out)
             check_holder(out, command)
+            if _OF_A_RUN.isdisjoint(before) and (others := _WRITTEN.intersection(before)):
+                raise UserError(f"out {shown(str(out))}: holds {min(others)}, of no run; give another directory")
             if os.environ.get("RANK", "0") == "0":
                 held.enter_context(_locked(out))
             write_text(out / MARKER, f"{command}\n")
