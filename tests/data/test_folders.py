@@ -156,6 +156,13 @@ def test_linked_folders_are_followed_once(unsplit, write_image, tmp_path):
         load_data(f"folder:{unsplit}")
 
 
+def test_images_next_to_class_folders_are_counted(tmp_path, write_image):
+    for file in ("a/1.png", "b/1.png", "preview.png", ".hidden.png"):
+        write_image(tmp_path / file, size=(16, 16))
+    with pytest.warns(UserWarning, match=r"left out images that are in no class folder: 1 in .*, such as preview\.png"):
+        assert len(load_data(f"folder:{tmp_path}")) == 2
+
+
 def test_rare_formats_are_read_or_counted(tmp_path, write_image):
     write_image(tmp_path / "a" / "1.png", size=(16, 16))
     with Image.open(tmp_path / "a" / "1.png") as image:

@@ -113,6 +113,10 @@ def list_classes(name: str, split: str, root: Path, folders: Sequence[str], clas
     if left_out:
         reason = f"left out files that Pillow cannot read, {dict(left_out)}; convert them to PNG"
         warnings.warn(f"{name}: {reason}", stacklevel=2)
+    visible = (entry for entry in os.listdir(root) if not entry.startswith("."))
+    if files and (loose := [entry for entry in visible if os.path.splitext(entry)[1].lower() in SUFFIXES]):
+        reason = f"left out images that are in no class folder: {len(loose):,} in {root}, such as {min(loose)}"
+        warnings.warn(f"{name}: {reason}", stacklevel=2)
     if not files:
         raise UserError(f"{name}: no images in {root}: put those of each class in a sub-folder")
     return FileImages.whole(name, split, class_names, labels, root=root, files=tuple(files))
