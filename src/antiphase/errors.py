@@ -73,7 +73,8 @@ def refuse_truth_value(cls: Any, value: Any, info: Any) -> Any:
     """Refuse true and false, which pydantic takes for 1 and 0, for a field of another type."""
     kind = cls.model_fields[info.field_name].annotation
     several = value if isinstance(value, list | tuple) else [value]
-    if bool in map(type, several) and bool not in (kind, *get_args(kind)):
+    may = any(one is bool or isinstance(one, str) for one in (kind, *get_args(kind)))  # a choice of words has its line
+    if bool in map(type, several) and not may:
         raise ValueError("expected no true or false")
     return value
 
