@@ -181,7 +181,7 @@ class _Training:
 
     def _logits(self, images: Tensor, network: nn.Module | None = None) -> Tensor:
         with autocast(self.device, self.recipe.precision), outputs_only():
-            return (network or self.bare)(images).float()
+            return (self.bare if network is None else network)(images).float()
 
     def _update(self) -> None:
         self.prepared.step()

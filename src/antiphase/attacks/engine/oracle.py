@@ -41,7 +41,7 @@ class Oracle:
     The logits of ``passes`` forward passes are averaged; each is counted. ``device`` is that of a model without
     parameters. With ``alike``, batches of 1, 2, 4 and 8 rows are used where the first of each kind gave bitwise what it
     gives padded to 16. ``seen`` counts the gradients that were ``"asked"`` for, and of those the ``"flat"`` (zero) and
-    the ``"broken"`` (with NaN or infinite values, set to zero).
+    the ``"broken"`` (with NaN or infinite values, set to zero); ``"classes"`` is the number of logits of an image.
     """
 
     def __init__(

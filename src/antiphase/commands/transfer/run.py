@@ -75,11 +75,11 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
             images, ids, frames = data.images(part), data.ids[part], []
             (made,) = sweep(attack, models[surrogate], images, None, Threat(options.norm, eps), [eps], ids=ids, **how)
             cache.journal.warn(made.warnings)
+            columns = made.frame()
             for number, model in enumerate(models.values()):
                 classes = {"clean_prediction": images, "prediction": made.adversarial}
                 found = {name: pl.Series(logits_of(model, shown).argmax(1).numpy()) for name, shown in classes.items()}
-                frame = made.frame().with_columns(target=pl.lit(number), **found)
-                frames.append(frame.select(*_CELL_SCHEMA))
+                frames.append(columns.with_columns(target=pl.lit(number), **found).select(*_CELL_SCHEMA))
             whole = pl.concat(frames).cast(pl.Schema(_CELL_SCHEMA))
             cache.journal.append(whole)  # at once: a kill leaves a sample whole or missing
     rows = cache.collect().filter(pl.col("sample").is_in(data.ids.tolist()))

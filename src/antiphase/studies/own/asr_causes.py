@@ -153,11 +153,7 @@ class Measured:
         pgd, nearest = (rows["attack"].filter(attack=name) for name in ("pgd", "fab-t"))
         needed = {"pgd": (pgd, STEPS), "nearest": (nearest, (DIFFVIT,)), "margin": (rows["margin"], STEPS)}
         if "margin-train" in rows:
-            needed = {
-                "pgd": (pgd, SERIES),
-                "nearest": (nearest, LADDER),
-                "train": (rows["margin-train"], tuple(TRAINED)),
-            }
+            needed = {"pgd": (pgd, SERIES), "nearest": (nearest, LADDER), "train": (rows["margin-train"], (*TRAINED,))}
             needed["margin"] = (rows["margin"], (*TRAINED, *CHANGED))
         seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in needed.values() for name in names]
         self.seeds = sorted(set.intersection(*seeds))
@@ -303,7 +299,7 @@ def draw(rows: RowsByTable) -> Artefact:
             continue
         stem = f"causes-{data}" if of else "causes"
         both = in_both_orders(measured)
-        plots += _plots(measured, of, stem)
+        plots += _plots(measured, of, stem, both)
         sheets += parts_tables(both, of, stem) + _tables(measured, of, stem)
         notes.append(_sentence(both, of))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
@@ -322,10 +318,10 @@ def _at(
     return panels(some, title, "x", (x, y), percent=True, **style)
 
 
-def parts_panels(measured: Measured, title: str) -> tuple[Panel, ...]:
-    """Return bars of the parts of the difference at every ε."""
-    parts, style = _by_eps(measured, measured.parts), {"kind": "bar", "ticks": PARTS, "level": 0.0}
-    return _at(parts, _placed(PARTS), title, "", "difference in ASR", **style)
+def parts_panels(parts: pl.DataFrame, title: str) -> tuple[Panel, ...]:
+    """Return bars of the parts of the difference at every ε, by the first order of the steps."""
+    first, style = parts.filter(pl.col("series").is_in(PARTS)), {"kind": "bar", "ticks": PARTS, "level": 0.0}
+    return _at(first, _placed(PARTS), title, "", "difference in ASR", **style)
 
 
 def in_both_orders(measured: Measured) -> pl.DataFrame:
@@ -339,7 +335,7 @@ def parts_tables(parts: pl.DataFrame, of: str, stem: str) -> list[Table]:
     return tables(named, PAPER.words["tables"]["parts"] + of, f"{stem}-parts", "series", "column", index="part")
 
 
-def _plots(measured: Measured, of: str, stem: str) -> list[Plot]:
+def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
     rate, difference, minus = "attack success rate", "difference in ASR", "DiffViT − ViT"
     factors = SCALED | {DIFFVIT: 1.0}
 
@@ -359,7 +355,7 @@ def _plots(measured: Measured, of: str, stem: str) -> list[Plot]:
         "maps": bars({DIFFVIT: "as trained"} | {name: name for name in (MEAN, UNIFORM, *STOPPED)}),
         "controls": bars(TRAINED),
         "remaining": panels(remaining, f"{minus}{of}", "eps", ("ε", difference), scale="eps", **style),
-        "parts": parts_panels(measured, f"{minus}{of}"),
+        "parts": parts_panels(parts, f"{minus}{of}"),
     }
     return [PAPER.plot(f"{stem}-{name}", some, caption=name) for name, some in drawn.items()]
 

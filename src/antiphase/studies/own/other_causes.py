@@ -62,8 +62,9 @@ def _study(
         for data in rows["attack"]["data"].unique(maintain_order=True):
             measured = Measured({table: frame.filter(data=data) for table, frame in rows.items()})
             if measured.seeds:
-                drawn += parts_panels(measured, data)
-                listed += parts_tables(in_both_orders(measured), f", {data}", f"{name}-{data}")
+                parts = in_both_orders(measured)
+                drawn += parts_panels(parts, data)
+                listed += parts_tables(parts, f", {data}", f"{name}-{data}")
         clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
         listed += tables(clean, "Clean accuracy", f"{name}-accuracy", "series", "data")
         return Artefact([PAPER.plot(name, drawn, columns=1, caption="parts")], listed)
