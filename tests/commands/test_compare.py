@@ -150,6 +150,22 @@ def test_runs_that_share_nothing_are_one_line_and_leave_nothing(tmp_path, make_r
         ap.compare(base, ap.compare(base, base))
 
 
+def test_a_damaged_file_is_named_with_its_directory(runs, tmp_path, run_cli):
+    one, other = runs
+    for name, content, why in (
+        ("run.json", "{}", "has no 'command': expected the file of a finished run; run it again"),
+        ("run.json", '{"n": ', "cannot be read ("),
+        ("rows.parquet", "PAR1", "cannot be read ("),
+    ):
+        kept = (other / name).read_bytes()
+        (other / name).write_text(content)
+        code, out, err = run_cli("compare", one, other, "--out", tmp_path / "out")
+        (other / name).write_bytes(kept)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{other / name}: {why}" in err
+        assert not (tmp_path / "out").exists()
+
+
 def _training(folder, losses, **options):
     """The directory of a made-up training."""
     folder.mkdir()

@@ -87,6 +87,10 @@ def test_weights_are_found_by_the_model_s_names(tmp_path, held):
         (STATE | {"total_ops": torch.zeros(1), "0.total_params": torch.zeros(1)}, "total_ops, 0.total_params"),
         ({"model": STATE, "discriminator": {"weight": torch.ones(1)}}, "discriminator.weight"),
         ({"model": STATE, "epoch": torch.tensor(3)}, "epoch"),
+        (
+            {"model": STATE, "ema": {"shadow_params": [torch.ones(3), torch.ones(2)]}},
+            "ema.shadow_params.0, ema.shadow_params.1",
+        ),
     ],
 )
 def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ignored):

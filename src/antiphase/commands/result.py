@@ -130,8 +130,8 @@ class Result(ABC):
         if stem not in names:
             raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
         if (rows := self.files.get(file := f"{stem}.parquet")) is not None:
-            return as_rows(rows, file)
-        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], f"{stem}.jsonl"))
+            return as_rows(rows, self._path(file))
+        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], self._path(f"{stem}.jsonl")))
 
     def plot(self) -> Figure:
         """Draw the first figure of the report."""
@@ -221,11 +221,15 @@ class Result(ABC):
         if name not in self.files:
             has = ", ".join(self.files)
             raise UserError(f"a result of antiphase {self.kind} has no {name}; it has {has}")
-        content = as_json(self.files[name], name)
+        content = as_json(self.files[name], self._path(name))
         for key in keys:
             if key not in content:
-                raise UserError(f"{name} has no {key!r}: expected the file of a finished run; run it again")
+                why = "expected the file of a finished run; run it again"
+                raise UserError(f"{self._path(name)}: has no {key!r}: {why}")
         return content
+
+    def _path(self, name: str) -> Path:
+        return (self.directory or Path()) / name
 
     @contextmanager
     def unpacked(self) -> Iterator[Path]:

@@ -269,9 +269,12 @@ def _tensors(path: Path) -> State:
     tensors, left, seen = State(), [("", content)], set[int]()
     while left:
         place, held = left.pop()
-        if not isinstance(held, dict) or id(held) in seen:  # a pickle may refer to itself
+        if isinstance(held, list | tuple):  # of a moving average, say
+            held = {str(number): one for number, one in enumerate(held) if isinstance(one, Tensor)}
+        elif not isinstance(held, dict) or id(held) in seen:  # a pickle may refer to itself
             continue
-        seen.add(id(held))
+        else:
+            seen.add(id(held))
         named = {key: value for key, value in held.items() if isinstance(key, str)}
         tensors |= {f"{place}{_WRAPPER.sub('', k)}": x for k, x in named.items() if isinstance(x, Tensor)}
         left += [(f"{place}{key}\0", value) for key, value in reversed(named.items())]
