@@ -108,6 +108,7 @@ def test_an_image_that_cannot_fall_stays_clean_to_the_bit():
     assert (changed.flatten(1).sum(1) <= 1).all()
 
 
+@pytest.mark.long
 # c, Adam's clock or the early end shared by the batch; a row that waits for its neighbours
 @pytest.mark.parametrize(
     ("eps", "abort_early"),
@@ -132,6 +133,7 @@ def test_batch_size_and_order_change_nothing(eps, abort_early):
         assert torch.equal(getattr(results[0], name)[order], getattr(shuffled, name)), name
 
 
+@pytest.mark.long
 # an early end that is never reached, or that gives up where Adam swings
 def test_ending_runs_early_saves_passes_and_keeps_the_norms():
     model, images = toys.network(), toys.images(16)

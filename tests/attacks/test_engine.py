@@ -132,6 +132,7 @@ def test_low_precision_loses_no_success(attack, budget, monkeypatch):
     assert (result.forwards >= once.forwards).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("early_stop", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("attack", "budget"),

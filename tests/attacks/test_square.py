@@ -161,6 +161,7 @@ def test_l2_length_is_the_budget_and_linf_pixels_sit_on_its_corners(norm):
         assert_close(change, torch.full_like(change, eps), rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("options", [{}, {"early_stop": False}, {"targets": 2, "restarts": 2}])
 def test_batch_size_and_order_change_nothing(norm, options):

@@ -81,6 +81,7 @@ def test_an_interrupted_run_goes_on_and_more_images_cost_only_those(tmp_path, pa
     assert_frame_equal(measure(model, data, tmp_path / "other", batch_size=3), whole, rel_tol=1e-4)
 
 
+@pytest.mark.long
 def test_certify_shows_estimated_radii_beside_certified_ones(tmp_path, run_cli, pair):
     words = "--sigma 0.2 --select 5 --samples 30 --alpha 0.05 --quiet --limit 40 --out"
     quick = (*words.split(), tmp_path)

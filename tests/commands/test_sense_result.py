@@ -117,6 +117,7 @@ def test_the_table_in_the_page_is_the_number_on_disk(run, page):
     assert f"{first['value']:.3f}" in page
 
 
+@pytest.mark.long
 def test_an_audit_shows_how_the_gradients_lie(lineup, tmp_path):
 
     data = load_data("digits", limit=4)
@@ -206,6 +207,7 @@ def test_words_on_two_maps_are_left_out_where_no_model_has_two(lineup, tmp_path)
     assert "cosθ" not in page
 
 
+@pytest.mark.long
 def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
     data = load_data("digits", limit=1)
     summary = sense_all(lineup[0][:1], lineup[1][:1], data, tmp_path)
@@ -216,6 +218,7 @@ def test_one_image_has_open_intervals_and_a_page(lineup, tmp_path):
     assert sum(len(table.rows) for table in alignment_tables(tmp_path)) == 5
 
 
+@pytest.mark.long
 def test_standard_attention_alone_has_a_page_too(lineup, tmp_path):
     sense_all(lineup[1][:1], [], load_data("digits", limit=2), tmp_path)
     page = page_of(tmp_path)
@@ -292,6 +295,7 @@ def test_every_part_is_compared_by_the_mean_over_the_samples(run, part):
     assert row["n"] == (2 if part == "lipschitz" else 3)
 
 
+@pytest.mark.long
 def test_parts_of_an_earlier_run_are_not_drawn(lineup, tmp_path):
     (model, *_), data = lineup[0], load_data("digits", limit=2)
     for parts in (("alignment", "depth"), ("alignment",)):

@@ -172,6 +172,7 @@ def test_a_condition_that_is_not_understood_is_refused_before_anything_runs(text
     assert named in str(error.value)
 
 
+@pytest.mark.long
 def test_a_robust_accuracy_that_is_too_low_ends_with_code_1_and_one_line(tmp_path, run_cli):
     command = ("attack", "specimen:vit-0", "--attack", "fgsm", "--eps", "1/255,8/255", "--limit", 40)
     command += ("--quiet", "--out", tmp_path)

@@ -38,6 +38,7 @@ def every(models):
     return ",".join(models[key] for key in sorted(models))
 
 
+@pytest.mark.long
 def test_an_audit_attacks_the_cosine_to_the_images_own_prompt(run_cli, models, tmp_path):
     code, out, err = run_cli(
         "audit",
@@ -115,6 +116,7 @@ def test_a_prompt_of_ones_own_takes_the_place_of_the_datas(run_cli, models, tmp_
     assert "as a placeholder for the class name" in err
 
 
+@pytest.mark.long
 def test_sense_looks_at_the_image_tower(run_cli, models, tmp_path):
     code, _, err = run_cli(
         "sense",

@@ -109,6 +109,7 @@ def test_vit_tiny_of_timm():
         assert_close(new(x), source(x), **EXACT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("towers", ["both", "vision", "text"])
 @pytest.mark.parametrize("to", ["diffvit", "v2"])
 def test_a_clip_of_open_clip_keeps_its_embeddings(tmp_path, to, towers):

@@ -299,6 +299,7 @@ def test_twins_of_unequal_weights_or_preprocessing_or_size_are_doubted():
         size_for([model, flat(shape=(3, 32, 32))])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

@@ -160,6 +160,7 @@ def test_rows_of_an_older_schema_get_one_line(call, store, tmp_path):
         assert "success" in err
 
 
+@pytest.mark.long
 def test_a_study_of_ones_own(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = call("new", "my-study")

@@ -33,6 +33,24 @@ SLOW = {
     "diffclip-figure-5",
     "diffclip-table-3",
 }
+LONG = {  # models of several kinds, sizes or trainings
+    "causes",
+    "causes-normal",
+    "defence",
+    "defence-alike",
+    "defence-certified",
+    "defence-deep",
+    "diffclip-attention",
+    "figure-3a",
+    "larger-causes",
+    "larger-depth",
+    "larger-layers",
+    "larger-vits",
+    "map-correlation",
+    "table-1",
+    "table-3",
+}
+MARKS = dict.fromkeys(SLOW, pytest.mark.thorough) | dict.fromkeys(LONG, pytest.mark.long)
 NEEDS_LAYERS = {"opposed-first-in-diffclip", "opposed-first-in-diffclip-at-x"}  # the smallest CLIP has one
 
 
@@ -43,9 +61,7 @@ def store(shared_folder):
 
 
 @pytest.mark.filterwarnings("ignore:class names '0, 1")  # digits, on which smoke runs, are named by their numbers
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
 def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
     (study,) = find_studies([name])
     small = profile("smoke")

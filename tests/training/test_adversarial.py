@@ -229,6 +229,7 @@ def test_the_weights_are_those_of_the_obvious_loop(tmp_path, few, variant):
     assert log[0]["loss"] == pytest.approx(first, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("variant", "stop"), [("pgd", 3), ("fast", 9), ("free", 9)])
 def test_a_run_that_breaks_off_goes_on_to_the_same_weights(tmp_path, few, monkeypatch, variant, stop):
     adversary = Adversary(eps=0.1, variant=variant, **({"replays": 2} if variant == "free" else {}))
@@ -272,6 +273,7 @@ def test_two_processes_train_nearly_the_weights_of_one(tmp_path, variant):
             torch.testing.assert_close(one[name], two[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_adversarial_training_makes_a_model_more_robust_than_its_natural_twin(tmp_path, digits):
     eps, scores = 12 / 255, {}
     small = (digits[0].subset(600), digits[1])

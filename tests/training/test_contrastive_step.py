@@ -134,6 +134,7 @@ save_file(gradients(model), f"{sys.argv[2]}/{rank}.safetensors")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["clip", pytest.param("siglip", marks=pytest.mark.thorough)])
 def test_two_processes_have_the_gradient_of_one(tmp_path, kind):
     model = model_of(kind)

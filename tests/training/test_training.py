@@ -65,6 +65,7 @@ def test_two_processes_train_the_weights_of_one(tmp_path, run_cli):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.long
 def test_the_log_holds_accuracy_and_lambda_and_the_model_learns(tmp_path, digits):
     some = digits[0].subset(800)
     plan = make_recipe("diffvit", some, {}, data="digits", epochs=20, learning_rate=3e-3, batch_size=32)

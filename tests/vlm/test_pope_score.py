@@ -70,6 +70,7 @@ def _bootstrap(statistic, clusters, *columns):
     return np.std(found)
 
 
+@pytest.mark.long
 def test_linearised_values_have_the_mean_and_the_spread_of_what_they_stand_for(clustered):
     clusters, truth, scores = clustered
     said = scores > 0.5
