@@ -86,7 +86,7 @@ def read(name, *columns):
         pl.col("label").alias("of"),
         pl.col("label").str.extract(r"seed (\d+)(?:$|,)").cast(pl.Int32).alias("trained"),
         pl.col("label")
-        .str.extract(r" o[fn] ((?:(?:larger )?(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on (?:openm|em)oji)? seed")
+        .str.extract(r" o[fn] ((?:(?:larger |DINT )?(?:Diff)?(?:ViT|CLIP)|V2).*?)(?: on (?:openm|em)oji)? seed")
         .alias("twin"),
     )
     rows = pl.read_parquet(ROOT / f"results/{name}.parquet", columns=["cell", *columns])
@@ -132,6 +132,8 @@ def fragile(attacks):
     ]
     for start in STARTS:
         differences += attacks.over_eps(f"larger DiffViT depth 1{start}", f"larger ViT depth 1{start}")
+        for variant in ("DiffViT V2", "DINT ViT"):
+            differences += attacks.over_eps(f"{variant} depth 1{start}", f"ViT depth 1{start}", seeds=8)
     twins = ["ViT depth 1", "DiffViT depth 1"]
     accuracy = read("accuracy", "label", "prediction").filter(pl.col("twin").is_in(twins))
     right = accuracy.group_by("twin").agg((pl.col("label") == pl.col("prediction")).mean())
@@ -151,9 +153,20 @@ def why(attacks):
         ladder, bare = (tuple(f"{size}{name} depth 1{start}" for name in names) for names in (LADDER, BARE))
         if (size or start) and all((name, 1.0) in attacks.rows for name in (*ladder, *bare)):
             found += parts(attacks, ladder, bare)[0]
+    found += [cosine(twin) for twin in (twins[-1], f"{LADDER[-1]}, N(0, 0.02)")]
     for start in STARTS:  # Diff Transformer V2: its subtraction alone
         found += attacks.over_eps(f"DiffViT V2 depth 1{start}", f"V2, λ = 0 depth 1{start}")
     return found, shape
+
+
+def cosine(twin):
+    """cos θ of the two maps' gradients, −E⟨g₁, g₂⟩ / √(E‖g₁‖²·E‖g₂‖²); the delta method gives each image a value."""
+    rows = read("margin", "inner", "positive", "negative", "sample").filter(pl.col("positive").is_not_null(), twin=twin)
+    inner, one, two = (by_seed_and_image(rows, name, "sample") for name in ("inner", "positive", "negative"))
+    means = [x.mean(1, keepdims=True) for x in (inner, one**2, two**2)]
+    value = means[0] / np.sqrt(means[1] * means[2])
+    moved = inner / means[0] - one**2 / means[1] / 2 - two**2 / means[2] / 2 + 1
+    return interval("cos θ", -value * moved / 100)
 
 
 def parts(attacks, ladder, bare, strata=20):
@@ -195,6 +208,7 @@ def parts(attacks, ladder, bare, strata=20):
         of_eps |= {"heads first": others[0] - vit, "then subtraction": others[1] - others[0]}
         of_eps |= {"then norm and factor": diffvit - others[1]}
         of_eps |= {"without subtraction": hits[ladder[2]] - hits[ladder[0]]}
+        of_eps |= {"wider heads": hits[bare[0]] - hits[ladder[0]], "subtracted": hits[ladder[3]] - hits[ladder[2]]}
         found += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
         of_all = {part: [*of_all.get(part, []), x] for part, x in of_eps.items()}
     found += [interval(f"mean over ε {part}", sum(some) / len(some)) for part, some in of_all.items()]

@@ -11,7 +11,7 @@ from tests.oracles import claim_counts, findings
 QUESTIONS = ("Is differential attention more fragile?", "Why?", "Can it be trained not to be?", "Does it help a CLIP?")
 NOT_RECOMPUTED = {"85.0": "printed by the paper in Table 3, for CIFAR-10, of which results/ has no rows"}
 NAMES = ("mean over ε", "probe", "zero-shot", "zero-shot shifted", "few-shot", "image retrieval", "text retrieval")
-NAMES += ("mmvp", "mask average precision", "fitted fall")
+NAMES += ("mmvp", "mask average precision", "fitted fall", "cos θ")
 LABEL = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|" + "|".join(sorted(NAMES, key=len, reverse=True)))
 DIFFERENCE = re.compile(
     r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\]"
@@ -19,7 +19,8 @@ DIFFERENCE = re.compile(
 )
 # what numbers a sentence has that are no results: budgets, depths, a data set's name
 NO_RESULT = re.compile(
-    r"N\(0, 0\.02\)|Transformer V2|\d+ more|49 patches|\d+ training seeds|ε of 0\.5 to 8/255|"
+    r"N\(0, 0\.02\)|Transformer V2|\d+ more|49 patches|\d+ training seeds|"
+    r"ε of 0\.5 to [48]/255|0\.5 to 4/255|at -1 they|"
     r"\d[\d.]*/255|depth \d+|width \d+|CIFAR-10\b|log2 depth, 1 to 12|λ frozen at 0|λ = 0"
 )
 

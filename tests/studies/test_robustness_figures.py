@@ -91,6 +91,7 @@ def attacks():
                 "restarts": 3 if run == 3 else None,
                 "cell": str((series, depth, run, seed)),  # all ε
                 "sample": image,
+                "clean_prediction": image % 10,
             }
             | {"eps": success_rates.EPS[eps], "success": bool(broken[at])}
         )
@@ -110,6 +111,22 @@ def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks)
                 protocol=protocol, series=("DiffViT", "ViT")[series], depth=(1, 12)[depth], eps=success_rates.EPS[eps]
             )
             assert own["success"].mean() == pytest.approx(expected[series, depth, eps].mean())
+
+
+def test_figure_6_leaves_out_runs_on_other_weights(attacks):
+    broken, rows = attacks
+    other = pl.col("cell") == str((0, 1, 0, 2))  # run 0 of DiffViT with 12 layers, training seed 2
+    changed = (
+        pl.when(other & (pl.col("sample") == 3)).then(1 - pl.col("clean_prediction") % 2).otherwise("clean_prediction")
+    )
+    rows = rows.with_columns(clean_prediction=changed)
+    found = success_rates.by_protocol({"attack": rows})
+    own = found.filter(protocol=success_rates.AVERAGE, series="DiffViT", depth=12, training_seed=2)
+    assert own["success"].mean() == pytest.approx(broken[0, 1, 1:3, :, 2].mean())
+    assert set(own["cell"].explode()) == {str((0, 1, run, 2)) for run in (1, 2)}
+    (note,) = success_rates.FIGURE_6.draw({"attack": rows}).notes
+    assert note.startswith(f"1 of {16 * SEEDS} runs are left out")
+    assert not success_rates.FIGURE_6.draw({"attack": attacks[1]}).notes
 
 
 def test_figure_6_claims_of_restarts_and_of_depth(attacks):

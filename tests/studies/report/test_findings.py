@@ -108,8 +108,8 @@ def test_the_questions_are_answered_with_numbers_and_prices():
         "## How sure is that?",
     ]
     first = (
-        "Yes, in small models of one layer: PGD changes more of DiffViT's predictions than of ViT's "
-        "(1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
+        "Its first form, DiffViT, is, in small models of one layer: PGD changes more of DiffViT's predictions than of "
+        "ViT's (1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
     )
     second = (
         "Whether opposed gradients of the two maps, the paper's explanation, raise it is open "
@@ -127,7 +127,8 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     over = replace(HEADLINE, checks=[*HEADLINE.checks[:1], replace(HEADLINE.checks[1], decides=False)])
     block = summary([replace(results()[-2], claims=[over]), results()[-1]], "readme.md", prefix="docs/")
     yes = (
-        "- **Is differential attention more fragile?** Yes, in small models of one layer, under PGD (+5.0 [4.0, 6.0]; "
+        "- **Is differential attention more fragile?** Its first form is, in small models of one layer, "
+        "under PGD (+5.0 [4.0, 6.0]; "
     )
     assert yes in block
     assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it is open" in block
@@ -181,7 +182,7 @@ def test_verdicts_are_counted_for_each_paper():
 @pytest.mark.parametrize(
     ("ends", "told"),
     [
-        ((0.01, 0.03), "Yes, in small models of one layer"),
+        ((0.01, 0.03), "Its first form, DiffViT, is, in small models of one layer"),
         ((-0.03, -0.01), "No, in small models of one layer"),
         ((-0.01, 0.015), "Hardly, in small models of one layer"),
         ((-0.05, 0.07), "That is open for small models of one layer"),

@@ -75,6 +75,7 @@ PARTS = ("DiffViT − ViT", "margins", "norm and factor", "heads", "subtraction"
 TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE = PARTS
 AT_MARGINS, AT_LOSS = "at equal margins", "at equal training loss"
 LOGARITHMS = ("least perturbation d", "margin m", "gradient ‖g‖₁", "d in units of m / ‖g‖₁")
+ON_AVERAGE = "mean over ε"
 TINY = 1e-9  # of a margin, slope or distance, before its logarithm
 
 
@@ -301,7 +302,7 @@ def draw(rows: RowsByTable) -> Artefact:
         both = in_both_orders(measured)
         plots += _plots(measured, of, stem, both)
         sheets += parts_tables(both, of, stem) + _tables(measured, of, stem)
-        notes.append(_sentence(both, of))
+        notes.append(_sentence(measured, both, of))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
 
@@ -320,13 +321,17 @@ def _at(
 
 def parts_panels(parts: pl.DataFrame, title: str) -> tuple[Panel, ...]:
     """Return bars of the parts of the difference at every ε, by the first order of the steps."""
-    first, style = parts.filter(pl.col("series").is_in(PARTS)), {"kind": "bar", "ticks": PARTS, "level": 0.0}
+    first = parts.filter(pl.col("series").is_in(PARTS), pl.col("column") != ON_AVERAGE)
+    style: dict[str, Any] = {"kind": "bar", "ticks": PARTS, "level": 0.0}
     return _at(first, _placed(PARTS), title, "", "difference in ASR", **style)
 
 
 def in_both_orders(measured: Measured) -> pl.DataFrame:
-    """Return the parts of the difference at every ε, by both orders of the steps."""
-    return pl.concat([_by_eps(measured, measured.parts), _by_eps(measured, measured.other_order)])
+    """Return the parts of the difference at every ε and on average, by both orders of the steps."""
+    each = {eps: measured.parts(eps) | measured.other_order(eps) for eps in EPS}
+    means = {name: np.mean([parts[name] for parts in each.values()], axis=0) for name in each[EPS[0]]}
+    entries = [(name, ON_AVERAGE, as_difference(_mean(matrix))) for name, matrix in means.items()]
+    return pl.concat([_by_eps(measured, each.__getitem__), _frame(measured, entries)], how="diagonal")
 
 
 def parts_tables(parts: pl.DataFrame, of: str, stem: str) -> list[Table]:
@@ -390,13 +395,15 @@ def _tables(measured: Measured, of: str, stem: str) -> list[Table]:
     return made
 
 
-def _sentence(parts: pl.DataFrame, of: str) -> str:
-    """Return how the difference in ASR at 1/255 falls into parts, by both orders of the steps, in words."""
-    own, words = parts.filter(column="1/255"), {}
+def _sentence(measured: Measured, parts: pl.DataFrame, of: str) -> str:
+    """Return how the difference in ASR, its mean over ε, falls into parts, by both orders of the steps, in words."""
+    own, words = parts.filter(column=ON_AVERAGE), {}
     for series, *numbers in own.select("series", "value", "low", "high", "n").iter_rows():
         value, interval = signed(Estimate(*numbers), "points")
         words[series] = f"{value.removesuffix(' points')} {interval}"
-    return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own))
+    cosines = {name: " ".join(signed(_mean(measured.cosines(name)), "")) for name in (DIFFVIT, NORMAL[DIFFVIT])}
+    uniform, normal = cosines.values()
+    return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own), uniform=uniform, normal=normal)
 
 
 _GEOMETRIC = {"margin m": "margin", "gradient ‖g‖₁": "norm1", "‖g_1‖₂": "positive", "‖g_2‖₂": "negative"}
@@ -449,6 +456,7 @@ def ladder_checks(measured: Measured) -> dict[str, list[Check]]:
         return _at_each_eps(measured, f"part: {name},", lambda eps: measured.parts(eps)[name])
 
     return {
+        "raises-asr": _higher(measured, DIFFVIT, VIT),
         "subtraction-raises-asr": _higher(measured, DIFFVIT, ZERO),
         "subtraction-raises-asr-bare": _higher(measured, BARE, BARE_ZERO),
         "heads-raise-asr": _higher(measured, BARE_ZERO, VIT),

@@ -19,6 +19,7 @@ from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensiti
 from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, at_each_depth, depth_checks, reaching
 from antiphase.studies.papers.robustness.tables import eps_checks
 from antiphase.studies.papers.robustness.theory import draw_radii, radius_cells, radius_checks
+from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
 LARGER = {VIT: "larger ViT", DIFFVIT: "larger DiffViT"}
@@ -186,6 +187,10 @@ def _by_size(profile: Profile, **which: Any) -> list[Cell]:
     return measured(_each(profile, **which), bench(profile).attack, bench(profile).accuracy)
 
 
+def _settings_of(profile: Profile, **which: Any) -> dict[str, str]:
+    return larger_settings(profile) | {IN_SHORT: vits_in_short(_each(profile, **which))}
+
+
 def _clean(rows: RowsByTable, factor: str, said: str, name: str) -> list[Table]:
     kind = pl.format(f"{{}}, {said} {{}}", "series", factor)
     clean = estimates(_as_twins(rows)["accuracy"].with_columns(series=kind), ["series", "data"], CORRECT)
@@ -213,7 +218,9 @@ LARGER_WIDTH = _study(
     lambda profile: _by_size(profile, starts=["uniform"], times=TIMES),
     _draw_widths,
     _width_checks,
-    settings=lambda profile: larger_settings(profile) | {"widths": "twice and three times that of Figure 2(a)"},
+    settings=lambda profile: (
+        _settings_of(profile, starts=["uniform"], times=TIMES) | {"widths": "twice and three times that of Figure 2(a)"}
+    ),
 )
 
 
@@ -232,5 +239,5 @@ LARGER_DEPTH = _study(
     lambda profile: _by_size(profile, depths=DEPTHS),
     _draw_depths,
     _depth_checks,
-    settings=lambda profile: larger_settings(profile) | {"depths": " and ".join(map(str, DEPTHS))},
+    settings=lambda profile: _settings_of(profile, depths=DEPTHS) | {"depths": " and ".join(map(str, DEPTHS))},
 )

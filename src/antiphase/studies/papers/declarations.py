@@ -1,7 +1,7 @@
 """Studies as declarations: their words are in ``studies.toml`` of a paper, their sizes in ``profiles.toml``."""
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import polars as pl
 from jinja2 import Environment, StrictUndefined
 
+from antiphase.studies.cells.training import OTHER_START
 from antiphase.studies.claims import Check, Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import Artefact, Panel, Plot
@@ -85,8 +86,7 @@ class Paper:
             for data in sets:
                 own = {table: frame.filter(data=data) for table, frame in rows.items()}
                 for claim in stated(checks(own), values):
-                    told = f", {data}" * (len(sets) > 1)
-                    some = [replace(check, what=check.what + told) for check in claim.checks]
+                    some = [replace(check, what=check.what + _apart(data, sets)) for check in claim.checks]
                     before = joined[claim.name].checks if claim.name in joined else ()
                     joined[claim.name] = replace(claim, checks=[*before, *some])
             return list(joined.values())
@@ -111,6 +111,14 @@ class Paper:
         templates = {name: words for kind in kinds for name, words in self.words["settings"][kind].items()}
         shown = {name: filled(words, **values) for name, words in templates.items()}
         return {name: value for name, value in shown.items() if value}
+
+
+def _apart(data: str, sets: Iterable[str]) -> str:
+    """Return what sets the data of some rows apart from those of others: their name, their models' initial weights."""
+    (base, other, _), every = data.partition(OTHER_START), [one.partition(OTHER_START) for one in sets]
+    words = [base] * (len({name for name, *_ in every}) > 1)
+    words += [other.strip(", ") or "uniform"] * (len({start for _, start, _ in every}) > 1)
+    return "".join(f", {word}" for word in words)
 
 
 def _tupled(value: Any) -> Any:

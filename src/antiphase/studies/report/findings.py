@@ -20,6 +20,7 @@ from antiphase.files import write_text
 from antiphase.report.page import environment
 from antiphase.report.table import escaped, markdown
 from antiphase.studies.figures import Artefact
+from antiphase.studies.paper_settings import entries, outcome
 from antiphase.studies.report import figures, forest, tables, words
 from antiphase.studies.report.words import QUESTIONS, RULE, SHORT, is_tested, page_name, part_name
 from antiphase.studies.results import Result
@@ -92,6 +93,14 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
         if result.done and not unfinished(result):
             _write_study(result, path)
     write_text(path, summary(results, "findings.md", path.stem, picture=bool(pictures["claims"])))
+    claims = words.by_key(results)
+    registers = [
+        (SHORT[paper], [(one, outcome(one, paper, claims)) for one in entries(paper)])
+        for paper in SHORT
+        if entries(paper)
+    ]
+    text = _templates().get_template("register.md").render(registers=registers, findings=path.name)
+    write_text(path.parent / path.stem / "register.md", _tidy(text))
 
 
 def _write_study(result: Result, findings: Path) -> None:

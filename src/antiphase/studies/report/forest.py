@@ -79,7 +79,8 @@ def _line(source: str, claim: Claim) -> Line | None:
     if check is None or check.estimate is None or check.spread is None:
         return None
     scale = 100.0 if check.unit == "points" else 1.0 / check.spread.error
-    of, alike = len(claim.deciding), claim.verdicts.count(claim.verdict)
+    of = len(claim.deciding)
+    alike = of if claim.verdict == "undecided" else claim.verdicts.count(claim.verdict)
     among = f"least favourable of {alike} {claim.verdict}" if alike > 1 else f"the {claim.verdict} one of {of}"
     several = "" if of == 1 else f"least favourable of {of}" if alike == of else among
     seeds = price(claim).partition(",")[0]

@@ -180,10 +180,15 @@ def signed(estimate: Estimate, unit: str) -> tuple[str, str]:
 
 
 def deciding(claim: Claim) -> Check | None:
-    """Return the check that decides the verdict: of those with the claim's verdict, the lowest in standard errors."""
+    """Return the check that decides the verdict: of those with the claim's verdict, the lowest in standard errors.
+
+    Of an undecided claim it is the lowest of all.
+    """
+    every = claim.verdict == "undecided"
     errors = [
         (check.estimate.value / check.spread.error, check)
         for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
-        if verdict == claim.verdict and check.estimate and check.spread and check.spread.error
+        if check.decides and (every or verdict == claim.verdict)
+        if check.estimate and check.spread and check.spread.error
     ]
     return min(errors, key=lambda one: one[0], default=(0.0, None))[1]

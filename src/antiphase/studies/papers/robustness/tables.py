@@ -153,10 +153,14 @@ def _adversarial_checks(rows: RowsByTable) -> Checks:
         return apart(clean, "train_eps", first, second, CORRECT, words, "points")
 
     falls = trend(clean.filter(pl.col("train_eps") > 0), "train_eps", {"series": "DiffViT"}, -CORRECT, scale="log2")
+    raised = f"ASR(DiffViT, trained at {eps_label(TRAINED[1])}) − ASR(natural),"
     line = Check("accuracy(DiffViT, fitted line at 0.25/255) − accuracy(1/255)", falls)
     return {
         "training-lowers-asr": lowered("DiffViT"),
         "training-lowers-asr-of-vit": lowered("ViT"),
+        "small-eps-raises-larger-asr": apart(
+            attacks.filter(series="DiffViT"), "train_eps", TRAINED[1], 0.0, ASR, raised, "points", eps=TRAINED[2:]
+        ),
         "small-eps-is-free": kept(TRAINED[1], 0.0),
         "small-eps-harmless": [no_worse(check, _HARMLESS) for check in kept(TRAINED[1], 0.0)],
         "large-eps-costs": [line, *kept(0.0, TRAINED[3])],
