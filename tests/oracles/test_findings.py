@@ -110,7 +110,7 @@ def test_the_picture_of_the_answers_shows_estimates_of_the_rows():
     for word in words:
         question = word if word in QUESTIONS else question
         shown += [(question, *found.groups()[:3]) for found in DIFFERENCE.finditer(word)]
-    assert len(shown) == 9
+    assert len(shown) == 11
     for question, *numbers in shown:
         assert _fitting(question, *numbers), (question, numbers)
 
