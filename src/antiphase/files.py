@@ -61,6 +61,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         shutil.rmtree(private, ignore_errors=True)
 
@@ -77,7 +80,6 @@ def _tidy(directory: Path) -> None:
             if machine == platform.node():
                 try:
                     os.kill(int(process), 0)
-                    continue
                 except ProcessLookupError:
                     over = True
             if over:

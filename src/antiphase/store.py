@@ -82,8 +82,10 @@ class Journal:
 
 def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
     """Write rows to one file, whole or not at all."""
-    with replacing(path) as temporary, temporary.open("wb") as file:  # polars takes no name that is not UTF-8
-        frame.write_parquet(file, **how)
+    content = io.BytesIO()  # polars takes no name that is not UTF-8, and hides why a disk refuses
+    frame.write_parquet(content, **how)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.getvalue())
 
 
 def _read_warnings(file: Path) -> list[str]:

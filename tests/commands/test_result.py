@@ -95,6 +95,15 @@ def test_differences_of_asr_are_paired_in_order(audited, others):
     assert set(same["difference"]) == {0.0}
 
 
+def test_rows_whose_bits_flipped_are_refused(audited, tmp_path):
+    out = audited.save(tmp_path / "out")
+    content = bytearray((out / "rows.parquet").read_bytes())
+    content[100] ^= 1
+    (out / "rows.parquet").write_bytes(content)
+    with pytest.raises(UserError, match=f"{out}/rows.parquet: damaged: not the rows of its run.json; repeat"):
+        ap.open(out).frame()
+
+
 def test_what_cannot_be_compared_is_one_line(audited):
     sensed = ap.sense("specimen:diffvit-0", **SENSED)
     single = ap.audit("specimen:vit-1", **FAST)

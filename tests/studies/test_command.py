@@ -56,6 +56,25 @@ def test_run_says_beforehand_if_the_seeds_are_too_few_for_a_verdict(call, tmp_pa
     assert both == ["diffclip-table-3: 3 training seeds; a verdict takes 8 (--seeds 8)"]
 
 
+def test_a_damaged_cell_is_named_by_whoever_reads(call, store, tmp_path):
+    shutil.copytree(store, tmp_path / "store")
+    rows = next((tmp_path / "store" / "cells").glob("attack-*")) / "rows.parquet"
+    rows.write_bytes(rows.read_bytes()[:-1])
+    common = ("table-1", "--profile", "smoke", "--store", tmp_path / "store")
+    for words in (("claims",), ("rows",), ("pack", "--to", tmp_path / "pack"), ("report", "--out", tmp_path / "site")):
+        code, _, err = call(words[0], *common, *words[1:])
+        assert code == 0
+        assert err.splitlines()[0] == f"left out: {rows}: is damaged (its SHA-256 differs from the recorded one)"
+
+
+def test_a_readme_without_marks_is_refused_before_anything_is_written(call, store, tmp_path):
+    files = ("--out", tmp_path / "site", "--markdown", tmp_path / "f.md", "--readme", tmp_path / "README.md")
+    code, out, err = call("report", "table-1", "--profile", "smoke", "--store", store, *files)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "README.md: expected a line <!-- findings -->" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_says_what_it_will_do_does_it_and_then_has_nothing_to_do(call, store, tmp_path):
     shutil.copytree(store, tmp_path / "store")
     for table in ("attack", "accuracy"):
@@ -196,16 +215,6 @@ def test_dry_run_checks_the_paper_profile(call, store):
     assert re.search(r"  train.adversarial_eps_255 +0.25, 0.5, 1 +0.25, 0.5, 1 +same\n", out)
     assert re.search(r"  attack.steps +20 +– +declared deviation\n", out)
     assert "differs" not in out
-
-
-@pytest.mark.thorough
-def test_two_workers(call, tmp_path):
-    words = ("figure-6", "--profile", "smoke", "--store", tmp_path / "store", "--jobs", "2", "--device", "cpu")
-    code, _, err = call("run", *words)
-    assert code == 0, err
-    log = [json.loads(line) for line in (tmp_path / "store" / "log.jsonl").read_text().splitlines()]
-    begun = [line["cell"] for line in log if line["event"] == "begin"]
-    assert len(begun) == len(set(begun))
 
 
 def test_cells_that_fail_for_the_same_reason_are_one_line_with_what_to_do(call, tmp_path, monkeypatch):

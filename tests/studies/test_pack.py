@@ -1,9 +1,12 @@
 """Rows that ship: what is kept, that nothing is repeated or lost, and that the same cells give the same bytes."""
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from antiphase.commands.run_folder import locked
 from antiphase.errors import UserError
 from antiphase.studies.cells import Accuracy, Attack, Margin
 from antiphase.studies.pack import CELLS_FILE, README, Pack, add_to_pack
@@ -165,3 +168,35 @@ def test_rows_of_a_source_before_it_was_renewed_stand_in_and_a_store_does_not_ta
     assert again.done(FINISHED)
     assert again.record(FINISHED) == pack.record(FINISHED)
     assert_frame_equal(again.rows(FINISHED), rows)
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_after_a_kill_the_pack_has_the_bytes_of_an_undisturbed_one(tmp_path, monkeypatch, renames):
+    whole, broken = Pack(tmp_path / "whole"), Pack(tmp_path / "broken")
+    add(whole, *MEASURED)
+    left, replace = [renames], Path.replace
+
+    def killed(path, target):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        add(broken, *MEASURED)
+    monkeypatch.undo()
+    add(broken, *MEASURED)
+    assert files(broken) == files(whole)
+
+
+def test_rows_that_are_twice_there_and_a_second_writer_are_refused(tmp_path):
+    pack = Pack(tmp_path)
+    add(pack, *MEASURED)
+    path = tmp_path / "attack-pgd.parquet"
+    once = pl.read_parquet(path)
+    pl.concat([once, once]).write_parquet(path)
+    with pytest.raises(UserError, match=rf"attack-pgd.parquet: has {2 * len(once)} rows of cell .*, not {len(once)}"):
+        Pack(tmp_path).rows(FINISHED)
+    with locked(tmp_path / "new"), pytest.raises(UserError, match="is writing it; wait until it has ended"):
+        add(Pack(tmp_path / "new"), *MEASURED)

@@ -127,6 +127,31 @@ def test_no_state_is_saved_whose_weights_are_not_finite(tmp_path, digits, monkey
     assert not state.exists() or all(t.isfinite().all() for t in load_file(state).values())
 
 
+def test_a_state_whose_bits_flipped_is_named(tmp_path, digits, monkeypatch):
+    small = digits[0].subset(60), digits[1].subset(20)
+    monkeypatch.setattr(loop, "write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))  # after an epoch
+    clock = itertools.count(step=10)  # every step is saved
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(KeyboardInterrupt):
+        train_classifier(recipe(digits, epochs=1, batch_size=20), *small, tmp_path, progress=False)
+    state = tmp_path / loop.STATE_FILE
+    content = bytearray(state.read_bytes())
+    content[-5] ^= 4
+    state.write_bytes(content)
+    with pytest.raises(UserError, match=r"state.safetensors: damaged: its digest is another; delete it to restart"):
+        train_classifier(recipe(digits, epochs=1, batch_size=20), *small, tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "metrics.jsonl"])
+def test_a_finished_run_with_a_damaged_file_is_not_called_finished(tmp_path, digits, name):
+    small = digits[0].subset(60), digits[1].subset(20)
+    train_classifier(recipe(digits, epochs=1), *small, tmp_path, progress=False)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-9] if name.endswith("safetensors") else b"")
+    with pytest.raises(UserError, match=rf"{name}: .*; delete the directory to train again"):
+        train_classifier(recipe(digits, epochs=1), *small, tmp_path, progress=False)
+
+
 def test_weights_that_float16_cannot_hold_are_not_written(tmp_path):
     model = nn.Linear(2, 2)
     model.weight.data.fill_(1e6)

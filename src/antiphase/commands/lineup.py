@@ -1,5 +1,6 @@
 """Models, their twins and the images that all of them are measured on."""
 
+import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -216,7 +217,9 @@ def write_run(
     """
     if not this_process().first:
         return
-    out, data = options.out, lineup.data
+    out, data, digests = options.out, lineup.data, dict[str, str]()
+    for old in ("summary.json", "run.json", "card.json"):  # of an earlier run, which ends here
+        (out / old).unlink(missing_ok=True)
     for name, frame in frames.items():
         if frame is None:
             (out / f"{name}.parquet").unlink(missing_ok=True)
@@ -228,6 +231,7 @@ def write_run(
                 frame = frame.join(named, on="sample", how="left", maintain_order="left")
                 frame = frame.select(*before, "file", pl.exclude(*before, "file"))
             write_frame(out / f"{name}.parquet", frame)
+            digests[f"{name}.parquet"] = hashlib.sha256((out / f"{name}.parquet").read_bytes()).hexdigest()
     models = lineup.by_name
     cards = {name: model_card.card_of(model) for name, model in models.items()}
     preprocessing = {name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing}
@@ -247,6 +251,7 @@ def write_run(
         **finished(out, began),
         **environment_record(device_of(lineup.models[0])),
         "warnings": warnings,
+        "sha256": digests,
     }
     write_json(out / "run.json", about | record)
     write_json(out / "summary.json", summary)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.command import Answer, Command
 from antiphase.commands.options import Directory, Options, Quiet, Typed
-from antiphase.commands.run_folder import held_by
+from antiphase.commands.run_folder import CLOCK, held_by
 from antiphase.errors import UserError, shown
 from antiphase.files import read_json, read_json_lines, read_rows
 from antiphase.registry import imported
@@ -58,7 +58,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
     out = options.out or options.run.with_name(f"{options.run.name}-again")
-    if (out / "run.json").exists():
+    if (out / "run.json").exists() and not (out / CLOCK).exists():
         raise UserError(f"out {shown(str(out))}: holds a finished run; give a new directory with --out")
     stored |= {"out": str(out), "quiet": options.quiet}
     if name == "evaluate":

@@ -1,6 +1,7 @@
 """The result of a command: the files of its run, held in memory, and what is drawn and compared from them."""
 
 import base64
+import hashlib
 import io
 import json
 import shutil
@@ -130,8 +131,14 @@ class Result(ABC):
         if stem not in names:
             raise UserError(f"table {shown(stem)}: expected one of {', '.join(names)}")
         if (rows := self.files.get(file := f"{stem}.parquet")) is not None:
-            return as_rows(rows, self._path(file))
-        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], self._path(f"{stem}.jsonl")))
+            known = self.read_json("run.json").get("sha256") if "run.json" in self.files else None
+            known = known.get(file) if isinstance(known, dict) else None
+            if known and hashlib.sha256(rows).hexdigest() != known:
+                raise UserError(
+                    f"{self.path_of(file)}: damaged: not the rows of its run.json; repeat the run's command"
+                )
+            return as_rows(rows, self.path_of(file))
+        return pl.DataFrame(as_json_lines(self.files[f"{stem}.jsonl"], self.path_of(f"{stem}.jsonl")))
 
     def plot(self) -> Figure:
         """Draw the first figure of the report."""
@@ -221,14 +228,15 @@ class Result(ABC):
         if name not in self.files:
             has = ", ".join(self.files)
             raise UserError(f"a result of antiphase {self.kind} has no {name}; it has {has}")
-        content = as_json(self.files[name], self._path(name))
+        content = as_json(self.files[name], self.path_of(name))
         for key in keys:
             if key not in content:
                 why = "expected the file of a finished run; run it again"
-                raise UserError(f"{self._path(name)}: has no {key!r}: {why}")
+                raise UserError(f"{self.path_of(name)}: has no {key!r}: {why}")
         return content
 
-    def _path(self, name: str) -> Path:
+    def path_of(self, name: str) -> Path:
+        """Return where a file of the run lies, or its name if the run is not on disk."""
         return (self.directory or Path()) / name
 
     @contextmanager

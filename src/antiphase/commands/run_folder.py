@@ -38,7 +38,7 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
             if _OF_A_RUN.isdisjoint(before) and (others := _WRITTEN.intersection(before)):
                 raise UserError(f"out {shown(str(out))}: holds {min(others)}, of no run; give another directory")
             if os.environ.get("RANK", "0") == "0":
-                held.enter_context(_locked(out))
+                held.enter_context(locked(out))
             write_text(out / MARKER, f"{command}\n")
             if options is not None and os.environ.get("RANK", "0") == "0":
                 _start_clock(out, options)
@@ -82,7 +82,8 @@ def finished(out: Path, began: float) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> Iterator[None]:
+    """Hold the lock of a directory, which is made; refuse one that another process holds."""
     out.mkdir(parents=True, exist_ok=True)
     while True:
         with (out / LOCK).open("a+", encoding="utf-8", errors="replace") as file:
@@ -117,7 +118,10 @@ def check_holder(out: Path, command: str) -> None:
 def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none."""
     if (out / MARKER).exists():
-        return read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
+        name = read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
+        if not name:
+            raise UserError(f"{out / MARKER}: is empty; delete it")
+        return name
     studies = (out / "log.jsonl").exists() and (out / "cells").exists()  # their store has no marker
     return "study run" if studies else None
 

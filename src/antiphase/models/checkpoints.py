@@ -98,7 +98,7 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     return recipe
 
 
-def read_weights(path: Path) -> State:
+def read_weights(path: Path, fix: str = "copy it again or retrain") -> State:
     """Return the tensors of a safetensors file; the digest in files of ours is checked."""
     if not path.exists():
         raise UserError(f"{path}: no such file; if the run is unfinished, resume it with its command")
@@ -108,9 +108,9 @@ def read_weights(path: Path) -> State:
             stored = (file.metadata() or {}).get(_DIGEST)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: incomplete or invalid ({error}); copy it again or retrain") from None
+        raise UserError(f"{path}: incomplete or invalid ({error}); {fix}") from None
     if stored not in (None, weights_digest(tensors)):
-        raise UserError(f"{path}: damaged: not the weights of its digest; copy it again or retrain")
+        raise UserError(f"{path}: damaged: not the weights of its digest; {fix}")
     return tensors
 
 

@@ -16,7 +16,7 @@ from antiphase.report.table import OnConsole
 from antiphase.studies import options as kinds
 from antiphase.studies.paper_settings import shown_settings, text_of
 from antiphase.studies.plan import describe, known_studies, make_plan, select
-from antiphase.studies.report.findings import replace_findings, write_findings
+from antiphase.studies.report.findings import read_marked, replace_findings, write_findings
 from antiphase.studies.report.site import write_site
 from antiphase.studies.report.tables import all_sheets, claims_sheets, plain_claims
 from antiphase.studies.results import Result, chosen_rows, costs, pack_studies, reading, results_of, write_rows
@@ -82,7 +82,15 @@ def _status(options: kinds.StatusOptions, _: str) -> Answer:
     return answer
 
 
+def _say_damage(options: Any) -> None:
+    """Say which cells of a store are left out, since a file is damaged."""
+    chosen = select(options)
+    for why in make_plan(chosen.cells, chosen.store).damaged.values():
+        say(f"left out: {why}", err=True)
+
+
 def _rows(options: kinds.RowsOptions, _: str) -> Answer:
+    _say_damage(options := reading(options))
     tables = chosen_rows(options)
     if options.out is not None:
         (frame,) = tables.values()
@@ -98,7 +106,7 @@ def _rows(options: kinds.RowsOptions, _: str) -> Answer:
 
 def _results(options: Any) -> list[Result]:
     """Return what is known of some studies, of which at least one cell is finished."""
-    options = reading(options)
+    _say_damage(options := reading(options))
     results = results_of(options)
     if not any(result.done for result in results):
         why = f"holds no cell of these studies under profile {options.profile}"
@@ -113,6 +121,7 @@ def _claims(options: kinds.ClaimsOptions, _: str) -> Answer:
 
 
 def _pack(options: kinds.PackOptions, _: str) -> Answer:
+    _say_damage(options)
     counts = {}
     for name, count in pack_studies(options):
         say(f"{name}: {count} cells added to {options.to}")
@@ -121,6 +130,8 @@ def _pack(options: kinds.PackOptions, _: str) -> Answer:
 
 
 def _report(options: kinds.ReportOptions, _: str) -> Answer:
+    if options.readme is not None:
+        read_marked(options.readme, "findings")  # refuse it before anything is written
     results = _results(options)
     written = {"site": str(write_site(results, options.out))}
     if options.markdown is not None:

@@ -106,20 +106,19 @@ class StatusOptions(AnyStudyOptions):
 class RunOptions(StudyOptions):
     """Run every cell of some studies that is not in the store yet.
 
-    The same command resumes a killed run; finished cells are not run again. Several runs may share one store.
+    The same command resumes a killed run; finished cells are not run again. Several runs may share one
+    store: each takes cells that no other works on.
 
     **Examples**
 
     antiphase study run table-1 --profile smoke
-    antiphase study run robustness --profile laptop --jobs 2
+    antiphase study run robustness --profile laptop
     antiphase study run table-3 --profile paper --dry-run
     torchrun --nproc-per-node 4 -m antiphase study run figure-2a --profile paper
     """
 
     rows: Path | None = None
     """Directory of rows written by study pack; measurements that are there are not run again."""
-    jobs: Annotated[int, Typed(flags=("--jobs", "-j"))] = Field(1, ge=1)
-    """Worker processes that share the cells."""
     dry_run: bool = False
     """Only build models and settings, compare them with the paper's, and say what would run."""
     track: Track = ()

@@ -6,6 +6,7 @@ and the columns that a cell names as ``unshipped``. Numbers that are not whole a
 bits as their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from antiphase.commands.run_folder import locked
 from antiphase.errors import UserError
-from antiphase.files import as_json, read_rows, write_text
+from antiphase.files import as_json, read_rows, room, write_text
 from antiphase.store import write_frame
 from antiphase.studies.spec import Cell, closure
 from antiphase.studies.store import Reader, core_seconds, described, identity, source_commit
@@ -69,7 +71,10 @@ class Pack:
             self._read[file] = whole.partition_by("cell", as_dict=True, include_key=False)
         if (own,) not in self._read[file]:
             raise UserError(f"{self.root / file}: has no rows of cell {own}; {_RESTORE}")
-        return _widened(self._read[file][(own,)])
+        found, expected = self._read[file][(own,)], self._records[own]["rows"]
+        if len(found) != expected:
+            raise UserError(f"{self.root / file}: has {len(found)} rows of cell {own}, not {expected}; {_RESTORE}")
+        return _widened(found)
 
     @property
     def cells(self) -> pl.DataFrame:
@@ -93,8 +98,17 @@ class Pack:
 def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
     """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
-    The same cells give the same bytes, in whatever order they came.
+    The same cells give the same bytes, in whatever order they came, also after a kill.
     """
+    with room(pack.root), locked(pack.root):
+        count = _add(pack, study, command, cells, source)
+    with contextlib.suppress(OSError):  # it holds something
+        pack.root.rmdir()
+    return count
+
+
+def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
+    pack._read.clear()
     known = set(pack.cells["cell"])
     records, rows = [], {}
     for cell in closure(cells):
@@ -115,15 +129,16 @@ def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], sou
         about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
         about |= {"cell": own, "file": file, "what": described(cell)}
         records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
-    if not records:
-        return 0
     for file, frames in rows.items():
         before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
+        before = [one.filter(pl.col("cell").is_in(sorted(known))) for one in before]  # a kill may have left others
         _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file)
     whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
-    write_frame(pack.root / CELLS_FILE, whole, **_SMALL)
-    pack._read.clear()
-    write_text(pack.root / README, _readme(whole))
+    if records:
+        write_frame(pack.root / CELLS_FILE, whole, **_SMALL)
+        pack._read.clear()
+    if records or (known and not (pack.root / README).exists()):
+        write_text(pack.root / README, _readme(whole))
     return len(records)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError, first_line
-from antiphase.files import replacing
+from antiphase.files import write_text
 from antiphase.statistics.seeds_by_images import CrossedEstimate
+from antiphase.store import write_frame
 from antiphase.studies.cells import FACTORS
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import SEED
@@ -165,8 +166,10 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
     nested = [column for column, kind in frame.schema.items() if kind.is_nested() or kind == pl.Binary]
     if out.suffix == ".csv" and nested:
         raise UserError(f"{out}: column {nested[0]} does not fit a CSV; expected a name ending in .parquet")
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        (frame.write_csv if out.suffix == ".csv" else frame.write_parquet)(file)
+    if out.suffix == ".csv":
+        write_text(out, frame.write_csv())
+    else:
+        write_frame(out, frame)
 
 
 def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,5 @@
 """Run cells: each once, by the first process that takes it, with each result on disk before the next cell starts."""
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +25,6 @@ from antiphase.studies.store import Store, identity, source_commit
 from antiphase.terminal import duration
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
-_GRACE_SECONDS = 20.0
 _WAITED = "needs a cell that failed"
 
 Step = Literal["run", "busy", "wait", "done", "lost"]
@@ -149,35 +146,6 @@ class _Run:
         return "run"
 
 
-def run_locally(here: Callable[[], Any], command: Sequence[str], workers: int) -> None:
-    """Start all workers but one as processes with a share of the cores, or a GPU each; run the last."""
-    import torch
-
-    cores = max(1, len(os.sched_getaffinity(0)) // workers)
-    gpus = torch.cuda.device_count()
-    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
-    others = []
-    try:
-        for number in range(1, workers):
-            device = {"CUDA_VISIBLE_DEVICES": visible[number % gpus]} if gpus > 1 else {}
-            others.append(subprocess.Popen(list(command), env={"OMP_NUM_THREADS": str(cores)} | os.environ | device))
-        if workers > 1:
-            torch.set_num_threads(min(torch.get_num_threads(), cores))
-        here()
-        codes = [other.wait() for other in others]
-    except BaseException:
-        for other in others:
-            other.terminate()
-        for other in others:
-            try:
-                other.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                other.kill()
-        raise
-    if any(codes):
-        raise UserError(f"a worker ended with code {max(codes)}; resume with the same command")
-
-
 def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], None]) -> dict[str, Any]:
     """Run every missing cell of some studies; return how many there are, were missing and are missing now."""
     if options.track:
@@ -187,8 +155,6 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     chosen, device, process = select(options), find_device(options.device), this_process()
     cells = chosen.cells
     store = Store(options.store, None if options.rows is None else Pack(options.rows))
-    if process.count > 1 and options.jobs > 1:
-        raise UserError("--jobs is for one process; those of torchrun share every cell")
     for study in chosen.studies if options.dry_run else ():
         for line in dry_run(study, chosen.profile):
             told(line)
@@ -204,19 +170,10 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     counts = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:
         return counts
-
-    def here() -> None:
-        # elsewhere bars leave empty lines
-        bars = not options.quiet and options.jobs == 1 and sys.stderr.isatty()
-        lab = Lab(store, device, options.batch_size, progress=bars, process=process, track=options.track)
-        run_cells(cells, lab, say if process.first and not options.quiet else lambda line: None)
-
+    bars = not options.quiet and sys.stderr.isatty()  # elsewhere they leave empty lines
+    lab = Lab(store, device, options.batch_size, progress=bars, process=process, track=options.track)
     store.root.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "antiphase", "study", "run", *options.names, *options.words]
-    command += ["--store", str(options.store), "--device", options.device]
-    more = {"--track": ",".join(options.track), "--rows": options.rows, "--batch-size": options.batch_size}
-    command += [word for name, value in more.items() if value for word in (name, str(value))]
-    run_locally(here, [*command, "--quiet"], options.jobs)
+    run_cells(cells, lab, say if process.first and not options.quiet else lambda line: None)
     after = make_plan(cells, store)
     if process.first:
         say(f"{len(after.cells)} cells are there; {options.next_command('report')} draws them")

@@ -247,6 +247,7 @@ def _write_state(task: Task, standing: _Standing, identity: str, path: Path, acc
     tensors = checkpoints.unshared(state)
     _check_weights((tensors[name] for name in tensors if name.startswith("model.")), standing.step)
     metadata = {"identity": identity, "standing": json.dumps(asdict(standing))}
+    metadata["digest"] = digest(checkpoints.weights_digest(tensors), metadata["standing"])
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -257,21 +258,26 @@ def _load(task: Task, identity: str, path: Path) -> _Standing:
     slots: dict[int, dict[str, Tensor]] = {}
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            if metadata["identity"] != identity:
-                raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
-            for name in file.keys():  # noqa: SIM118 (no dictionary)
-                tensor, (kind, rest) = file.get_tensor(name), name.split(".", 1)
-                if kind == "model":
-                    weights[rest] = tensor
-                else:
-                    index, slot = rest.split(".")
-                    slots.setdefault(int(index), {})[slot] = tensor
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete it to restart training") from None
+    standing = metadata.get("standing", "")
+    own = digest(checkpoints.weights_digest(tensors), standing)
+    if metadata.get("digest", own) != own:
+        raise UserError(f"{path}: damaged: its digest is another; delete it to restart training")
+    if metadata.get("identity") != identity:
+        raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
+    for name, tensor in tensors.items():
+        kind, rest = name.split(".", 1)
+        if kind == "model":
+            weights[rest] = tensor
+        else:
+            index, slot = rest.split(".")
+            slots.setdefault(int(index), {})[slot] = tensor
     model.load_state_dict(weights)
     optimizer.load_state_dict(optimizer.state_dict() | {"state": slots})
-    return as_json(metadata["standing"], path, _Standing, "delete it to restart training")
+    return as_json(standing, path, _Standing, "delete it to restart training")
 
 
 def _finished(recipe: dict[str, Any], out: Path, stored: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -282,6 +288,9 @@ def _finished(recipe: dict[str, Any], out: Path, stored: Mapping[str, Any]) -> l
     if held != recipe:
         names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
         raise UserError(f"{out} contains a run that differs in {', '.join(names)}; use another --out")
-    if (out / checkpoints.WEIGHTS_FILE).exists():
-        return read_json_lines(out / METRICS_FILE, "delete the directory to train again")
-    return None
+    if not (out / checkpoints.WEIGHTS_FILE).exists():
+        return None
+    checkpoints.read_weights(out / checkpoints.WEIGHTS_FILE, "delete the directory to train again")
+    if not (metrics := read_json_lines(out / METRICS_FILE, "delete the directory to train again")):
+        raise UserError(f"{out / METRICS_FILE}: is empty; delete the directory to train again")
+    return metrics

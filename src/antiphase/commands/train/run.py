@@ -261,7 +261,9 @@ class TrainingResult(Result):
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
-        return as_json_lines(self.files[_METRICS], _METRICS)
+        if not (epochs := as_json_lines(self.files[_METRICS], self.path_of(_METRICS))):
+            raise UserError(f"{self.path_of(_METRICS)}: is empty; expected a line for each epoch")
+        return epochs
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -151,8 +151,14 @@ def replace_findings(results: Sequence[Result], into: Path, pictures: Path) -> N
 
 def replace_marked(into: Path, mark: str, text: str) -> None:
     """Replace what is between two marks of a file."""
+    before, after = read_marked(into, mark)
+    write_text(into, f"{before}\n{text}{after}")
+
+
+def read_marked(file: Path, mark: str) -> tuple[str, str]:
+    """Return what is before and behind the text between two marks of a file, with the marks."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    content = into.read_text(encoding="utf-8") if into.exists() else ""
+    content = file.read_text(encoding="utf-8") if file.exists() else ""
     if begin not in content or end not in content:
-        raise UserError(f"{into}: expected a line {begin} and a line {end}, between which the {mark} are put")
-    write_text(into, f"{content.split(begin)[0]}{begin}\n{text}{end}{content.split(end)[1]}")
+        raise UserError(f"{file}: expected a line {begin} and a line {end}, between which the {mark} are put")
+    return content.split(begin)[0] + begin, end + content.split(end)[1]
