@@ -1,6 +1,7 @@
 """Results of ``evaluate`` and ``look``, of small CLIPs."""
 
 import io
+import json
 import shutil
 
 import numpy as np
@@ -52,7 +53,8 @@ def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
     found = one.compare(two)
     assert found["difference"].to_list() == [each["difference"] for each in both.summary["differences"]]
     assert found["low"].to_list() == [each["low"] for each in both.summary["differences"]]
-    other = type(two)("evaluate", two.files | {"rows.parquet": _other_captions(two)})
+    record = json.dumps({name: value for name, value in two.record.items() if name != "sha256"}).encode()
+    other = type(two)("evaluate", two.files | {"rows.parquet": _other_captions(two), "run.json": record})
     compared = ap.compare(one, other)
     assert set(compared.frame()["task"]) == {"zero-shot"}
     assert any("not compared" in line and "retrieval" in line for line in compared.warnings)

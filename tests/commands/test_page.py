@@ -162,7 +162,7 @@ def test_missing_fields_are_named(twins):
         report(twins)
     rows.write_parquet(twins / "rows.parquet")
     (twins / "run.json").write_text("{}")
-    with pytest.raises(UserError, match=r"run\.json has no 'command'"):
+    with pytest.raises(UserError, match=r"run\.json: has no 'command'"):
         report(twins)
 
 
