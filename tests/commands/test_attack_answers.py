@@ -239,15 +239,18 @@ def test_models_of_different_image_sizes_are_attacked_each_on_its_own_pixels(pop
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", list(ATTACKS))
-def test_attacks_apply_to_answers_but_for_the_loss_of_three_classes(pope, tmp_path, name):
-    settings = {"queries": 5} if name == "square" else {} if name in ("fgsm", "noise", "autoattack") else {"steps": 2}
-    norm = "l2" if name == "carlini-wagner" else "linf"
-    plan = attack_options((8,) if norm == "l2" else (0.5,), attack=name, norm=norm, settings=settings)
+def test_every_attack_applies_to_answers(pope, tmp_path, name):
+    settings = {
+        "square": {"queries": 5},
+        "autoattack": {"steps": 2, "queries": 5},
+        "fgsm": {},
+        "noise": {},
+        "sigma-zero": {"steps": 60},
+    }
+    norm = {"carlini-wagner": "l2", "sigma-zero": "l0"}.get(name, "linf")
+    eps = {"l2": 8, "l0": 200, "linf": 0.5}[norm]
+    plan = attack_options((eps,), attack=name, norm=norm, settings=settings.get(name, {"steps": 2}))
     model = _vlm(0, "differential")
-    if name in ("apgd-dlr", "apgd-t", "autoattack"):
-        with pytest.raises(UserError, match="classes"):
-            attack_answers("a", model, pope.subset(1), plan, tmp_path)
-        return
     rows, _ = attack_answers("a", model, pope.subset(1), plan, tmp_path)
     assert len(rows) == len(pope.subset(1).asked())
     changed = rows["prediction"] != rows["clean_prediction"]  # of minimal attacks, perhaps beyond ε
