@@ -11,6 +11,7 @@ from PIL import Image
 from antiphase.commands import COMMANDS
 from antiphase.commands.doctor import run as doctor
 from antiphase.commands.rerun import compared
+from antiphase.commands.run_folder import CLOCK
 from antiphase.commands.sense import SenseOptions
 from antiphase.errors import UserError
 from antiphase.models import clip, write_model
@@ -165,6 +166,13 @@ def test_a_run_is_repeated_with_equal_numbers(folder, answer, run_cli, name):
     code, _, err = run_cli("rerun", "out")
     assert (code, err.count("\n")) == (2, 1)
     assert "holds a finished run; give a new directory with --out" in err
+
+
+def test_a_killed_repetition_is_resumed_by_the_same_command(folder, answer):
+    answer("attack", *TINY["attack"].split())
+    assert answer("rerun", "out", "-q")["equal"]
+    (folder / "out-again" / CLOCK).write_text("{}")  # as where a kill came before the end
+    assert answer("rerun", "out", "-q")["equal"]
 
 
 def test_a_number_that_differs_is_named(tmp_path):

@@ -215,16 +215,15 @@ def _checker(kind: Any) -> Any:
 
 def read_rows(path: str | os.PathLike[str], fix: str = _COMPLETE, digest: str = "") -> "pl.DataFrame":
     """Return the rows of a Parquet file; ``digest``: first hexadecimal digits of the SHA-256 that it has to have."""
-    content = read_bytes(path, fix, most=2**40)
-    if not hashlib.sha256(content).hexdigest().startswith(digest):
-        raise unreadable(path, ValueError("it is damaged: its SHA-256 differs from the recorded one"), fix)
-    return as_rows(content, path, fix)
+    return as_rows(read_bytes(path, fix, most=2**40), path, fix, digest)
 
 
-def as_rows(content: bytes, name: object, fix: str = _COMPLETE) -> "pl.DataFrame":
-    """Return the rows in the content of a Parquet file."""
+def as_rows(content: bytes, name: object, fix: str = _COMPLETE, digest: str = "") -> "pl.DataFrame":
+    """Return the rows in the content of a Parquet file, as :func:`read_rows` does."""
     import polars as pl
 
+    if not hashlib.sha256(content).hexdigest().startswith(digest):
+        raise unreadable(name, ValueError("it is damaged: its SHA-256 differs from the recorded one"), fix)
     try:
         return pl.read_parquet(io.BytesIO(content))
     except (Exception, pl.exceptions.PanicException) as error:  # a panic of polars is no Exception

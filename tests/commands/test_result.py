@@ -100,7 +100,7 @@ def test_rows_whose_bits_flipped_are_refused(audited, tmp_path):
     content = bytearray((out / "rows.parquet").read_bytes())
     content[100] ^= 1
     (out / "rows.parquet").write_bytes(content)
-    with pytest.raises(UserError, match=f"{out}/rows.parquet: damaged: not the rows of its run.json; repeat"):
+    with pytest.raises(UserError, match=f"{out}/rows.parquet: cannot be read .it is damaged: its SHA-256 differs"):
         ap.open(out).frame()
 
 

@@ -311,11 +311,11 @@ def _restart_cells(profile: Profile) -> list[Cell]:
 def by_protocol(rows: RowsByTable) -> pl.DataFrame:
     """Return a row for each protocol, model, ε and image: ``success`` is the share of runs, ``cell`` lists them."""
     origins = pl.col("cell").unique().sort()
-    grouped = runs_of_one_training(rows).group_by(["protocol", *_RUN, "eps", "sample"], maintain_order=True)
+    grouped = _of_one_training(rows).group_by(["protocol", *_RUN, "eps", "sample"], maintain_order=True)
     return grouped.agg(pl.col("success").cast(pl.Float64).mean(), origins)
 
 
-def runs_of_one_training(rows: RowsByTable) -> pl.DataFrame:
+def _of_one_training(rows: RowsByTable) -> pl.DataFrame:
     """Return the runs whose clean predictions are those of the run with restarts, and their ``protocol``.
 
     A model may have been trained again between two runs: one recipe and seed give other weights on another processor.
@@ -339,7 +339,7 @@ def _draw_restarts(rows: RowsByTable) -> Artefact:
     row, title = pl.format("{}, {}", model, "protocol"), "ASR under PGD by protocol, {data}"
     named = attacks.filter(_IS_VIT).with_columns(series=_BY_PROTOCOL)
     plots = [PAPER.plot("figure-6", drawn), *_draw_asr(named, "figure-6-depth", "PGD").plots]
-    every, kept = (frame["cell"].n_unique() for frame in (rows["attack"], runs_of_one_training(rows)))
+    every, kept = (cells.n_unique() for cells in (rows["attack"]["cell"], attacks["cell"].explode()))
     notes = [filled(PAPER.words["notes"]["other-trainings"], left_out=every - kept, runs=every)] * (kept < every)
     return Artefact(plots, tables(rates, title, "restarts-{data}", row, IN_255THS), notes=notes)
 
