@@ -40,6 +40,7 @@ LONG = {  # models of several kinds, sizes or trainings
     "defence-alike",
     "defence-certified",
     "defence-deep",
+    "depth-normal",
     "diffclip-attention",
     "figure-3a",
     "larger-causes",

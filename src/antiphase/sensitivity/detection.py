@@ -145,6 +145,8 @@ def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
 
 def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> bool:
     """Return whether a call of torch multiplies two tensors for all pairs of tokens, as q·kᵀ does."""
+    if getattr(func, "__name__", "") == "flex_attention":
+        return True
     sides = [one.shape[1:] for one in args if isinstance(one, Tensor) and one.ndim > 2]
     sizes = output.shape[1:] if len(sides) > 1 and getattr(func, "__name__", "") in _PRODUCTS else ()
     return any(size > 2 and sizes.count(size) > 1 and all(size in side for side in sides) for size in sizes)

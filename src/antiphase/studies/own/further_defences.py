@@ -76,7 +76,7 @@ DEFENCE_DEEP = PAPER.study(
     _deep_cells,
     lambda rows: Artefact([], defence.draw_defences(rows, "defence-deep")[1]),
     _deep_checks,
-    partial(shown_settings, depth=DEEP, count=DEEP_SEEDS),
+    partial(shown_settings, depths=(DEEP,), count=DEEP_SEEDS),
     by_data=True,
 )
 

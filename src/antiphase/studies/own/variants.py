@@ -1,5 +1,6 @@
 """Whether the subtraction alone raises the ASR: variants of differential attention, with norm and factor or without."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -56,10 +57,12 @@ def seeds_of(profile: Profile, count: int = SEEDS) -> tuple[int, ...]:
     return profile.seeds_or(count if profile.name == "laptop" else len(profile.seeds))
 
 
-def shown_settings(profile: Profile, depth: int = 1, count: int = SEEDS, **changes: Any) -> dict[str, str]:
-    """Return the settings of a study of so many seeds and one depth, as its page shows them."""
+def shown_settings(
+    profile: Profile, depths: Sequence[int] = (1,), count: int = SEEDS, **changes: Any
+) -> dict[str, str]:
+    """Return the settings of a study of so many seeds and some depths, as its page shows them."""
     seeds = len(seeds_of(profile, count))
-    return settings(profile, depths=(depth,), seeds=seeds, deep_seeds=seeds, **changes)
+    return settings(profile, depths=depths, seeds=seeds, deep_seeds=seeds, **changes)
 
 
 def cells(profile: Profile) -> list[Cell]:

@@ -161,7 +161,8 @@ def _draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
     return Artefact([PAPER.plot(name, drawn)], listed)
 
 
-def _asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
+def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
+    """Check what is claimed of depth: of DiffViT alone, and of the twins at 1/255; ``key`` begins the claims' names."""
     depths, small = sorted(attacks["depth"].unique()), AT[0]
     ends = f"{depths[0]} to {depths[-1]}"
     diffvit = {"series": "DiffViT", "eps": small}
@@ -200,7 +201,8 @@ def at_each_depth(attacks: pl.DataFrame, prefix: str = "asr") -> tuple[tuple[Pan
     return drawn, tables(rates, title, name, "series", IN_255THS)
 
 
-def _draw_by_depth(attacks: pl.DataFrame) -> Artefact:
+def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
+    """Draw ASR over ε at each depth, and over depth at two ε."""
     (drawn, listed), over_depth = at_each_depth(attacks), _draw_asr(attacks, "figure-3a", "PGD")
     return Artefact([PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots], [*listed, *over_depth.tables])
 
@@ -217,15 +219,15 @@ def depth_checks(attacks: pl.DataFrame) -> Checks:
 FIGURE_3A = vit_study(
     "figure-3a",
     lambda profile: measured(twins(profile, None), bench(profile).attack, bench(profile).accuracy),
-    lambda rows: _draw_by_depth(rows["attack"]),
-    lambda rows: {**_asr_checks(rows["attack"], "pgd"), **depth_checks(rows["attack"])},
+    lambda rows: draw_by_depth(rows["attack"]),
+    lambda rows: {**asr_checks(rows["attack"], "pgd"), **depth_checks(rows["attack"])},
     by_data=True,
 )
 FIGURE_3B = slow_study(
     "figure-3b",
     lambda profile: measured(twins(profile, None), partial(bench(profile).attack, eps=AT, attack="autoattack")),
     lambda rows: _draw_asr(rows["attack"], "figure-3b", "AutoAttack"),
-    lambda rows: _asr_checks(rows["attack"], "autoattack"),
+    lambda rows: asr_checks(rows["attack"], "autoattack"),
 )
 
 
@@ -363,7 +365,7 @@ def _restart_checks(rows: RowsByTable) -> Checks:
         "restarts-raise-asr": raised,
         "fragile-with-restarts": higher(vits, "DiffViT", than="ViT", eps=shallow, depth=1),
         "fragile-with-restarts-everywhere": higher(vits, "DiffViT", than="ViT", depth=depths, eps=small),
-        **_asr_checks(vits, "pgd-with-restarts"),
+        **asr_checks(vits, "pgd-with-restarts"),
     }
 
 
