@@ -6,6 +6,7 @@ import pytest
 import torch
 from timm.layers import Attention, AttentionPoolLatent
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
@@ -204,6 +205,28 @@ def test_products_of_all_pairs_of_tokens_without_a_softmax_are_unknown():
         net = wild(nn.Sequential(layer, nn.Linear(DIM, 4)))
         assert attention_of(net, x) == (kind, ())
         with pytest.raises(UserError, match="has no known attention module"):
+            attention_maps(net, x)
+
+
+class Flexible(Unnamed):
+    """The same with torch's flexible attention."""
+
+    def forward(self, x):
+        one, two = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.inward(x).chunk(2, -1))
+        return self.outward(flex_attention(one, one, two).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("others", [(), (variants.Standard(),)])
+def test_flexible_attention_is_unknown_beside_known_attention_too(others):
+    net, x = made(*others, Flexible())
+    assert attention_of(net, x) == ("unknown", ())
+    error = "blocks.0.attn: .*Flexible computes softmax maps, .*flex_attention does not show its maps"
+    if others:
+        with pytest.warns(UserWarning, match="Flexible is left out"):
+            assert list(attention_maps(net, x)) == ["blocks.0.attn"]
+    else:
+        with pytest.raises(UserError, match=error):
             attention_maps(net, x)
 
 

@@ -143,10 +143,13 @@ def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     return axis in (-1, output.ndim - 1) and output.shape[-1] == output.shape[-2]
 
 
+def is_flex(func: Any) -> bool:
+    """Return whether a call of torch is of its flexible attention, which keeps its maps to itself."""
+    return getattr(func, "__name__", "") == "flex_attention"
+
+
 def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> bool:
     """Return whether a call of torch multiplies two tensors for all pairs of tokens, as q·kᵀ does."""
-    if getattr(func, "__name__", "") == "flex_attention":
-        return True
     sides = [one.shape[1:] for one in args if isinstance(one, Tensor) and one.ndim > 2]
     sizes = output.shape[1:] if len(sides) > 1 and getattr(func, "__name__", "") in _PRODUCTS else ()
     return any(size > 2 and sizes.count(size) > 1 and all(size in side for side in sides) for size in sizes)
@@ -182,6 +185,7 @@ class Replay:
         parts: list[Tensor] = []
         differences: list[tuple[Tensor, Tensor]] = []
         computed: list[Tensor] = []
+        hidden: list[bool] = []
 
         def replaced(computed: Tensor) -> Tensor:
             flat = computed.reshape(len(x), -1, *computed.shape[-2:])
@@ -199,6 +203,8 @@ class Replay:
             if func is F.scaled_dot_product_attention:
                 maps, value = _softmax_and_values(*args, **kwargs)
                 return replaced(maps) @ value
+            if is_flex(func):
+                hidden.append(True)
             if (sides := subtraction(func, args)) is not None:
                 differences.append(sides)
             output = func(*args, **kwargs)
@@ -214,8 +220,8 @@ class Replay:
         kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
         with TorchCalls(watch):
             output = first_of(self.call.module(x, *map(moved, self.call.args), **kwargs))
-        if not parts:
-            raise NotAttention("it computes no softmax maps")
+        if hidden or not parts:
+            raise NotAttention("flex_attention does not show its maps" if hidden else "it computes no softmax maps")
         maps = torch.cat(parts, 1)
         if self.groups is not None:
             maps = maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]

@@ -30,6 +30,7 @@ from antiphase.sensitivity.detection import (
     TorchCalls,
     detected_layer,
     examine,
+    is_flex,
     pairs_tokens,
     softmax_rows,
     subtraction,
@@ -125,7 +126,7 @@ def observe(
         output = func(*args, **kwargs)
         paired.append(pairs_tokens(func, args, output))
         fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
-        if (fused or softmax_rows(func, args, kwargs, output)) and not any(map(is_known, inside)):
+        if (fused or is_flex(func) or softmax_rows(func, args, kwargs, output)) and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
         return output
 
