@@ -117,20 +117,28 @@ class Attacks:
         return [mean, *(interval(f"{eps:g}/255", x) for eps, x in zip(EPS, gaps, strict=True))]
 
 
-def fragile(attacks):
-    gaps = {d: sum(attacks.gap(f"DiffViT depth {d}", f"ViT depth {d}", e) for e in EPS) / len(EPS) for d in DEPTHS}
+def over_depth(attacks, start):
+    """The gap of the twins at each depth, and its fall, for initial weights."""
+    pairs = {depth: [f"{kind} depth {depth}{start}" for kind in ("DiffViT", "ViT")] for depth in DEPTHS}
+    if any((name, 1.0) not in attacks.rows for pair in pairs.values() for name in pair):
+        return []
+    own = 8 if start else None  # with one layer there are more
+    gaps = {depth: sum(attacks.gap(*pair, eps, own) for eps in EPS) / len(EPS) for depth, pair in pairs.items()}
     seeds = min(map(len, gaps.values()))  # the fit uses the seeds that every depth has
     x = np.log2(DEPTHS) - np.mean(np.log2(DEPTHS))
     fall = -(x / (x**2).sum()) * np.log2(max(DEPTHS))
     fit = sum(weight * gaps[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
+    return [*(interval(f"depth {d}", gap) for d, gap in gaps.items()), interval("fitted fall, mean over ε", fit)]
+
+
+def fragile(attacks):
     differences = [
         *attacks.over_eps("DiffViT depth 1", "ViT depth 1"),
         *(one for x in STARTS for one in attacks.over_eps(f"DiffViT depth 1{x}", f"ViT depth 1{x}", seeds=8)),
         *attacks.over_eps("DiffViT depth 4", "ViT depth 4"),
-        *(interval(f"depth {depth}", gap) for depth, gap in gaps.items()),
-        interval("fitted fall, mean over ε", fit),
     ]
     for start in STARTS:
+        differences += over_depth(attacks, start)
         differences += attacks.over_eps(f"larger DiffViT depth 1{start}", f"larger ViT depth 1{start}")
         for variant in ("DiffViT V2", "DINT ViT"):
             differences += attacks.over_eps(f"{variant} depth 1{start}", f"ViT depth 1{start}", seeds=8)
