@@ -87,9 +87,6 @@ def checkpoints(steps: int) -> list[int]:
     """Return the steps after which APGD adapts its step size.
 
     w_j = ⌈p_j·steps⌉ with p₁ = 0.22 and p_{j+1} = p_j + max(p_j − p_{j−1} − 0.03, 0.06).
-
-    >>> checkpoints(100)
-    [22, 41, 57, 70, 80, 87, 93, 99]
     """
     after: list[int] = []
     share, interval = 22, 22  # in hundredths, where the ceiling is exact

@@ -42,11 +42,7 @@ def find_spec(name: str) -> AttackSpec:
 
 
 def find_attack(name: str, **settings: Any) -> Ensemble:
-    """Return an attack as an ensemble, of one stage where it is a single attack; its settings are checked.
-
-    >>> [stage.name for stage in find_attack("autoattack").stages]
-    ['apgd-ce', 'apgd-t', 'fab-t', 'square']
-    """
+    """Return an attack as an ensemble, of one stage where it is a single attack; its settings are checked."""
     spec = find_spec(name)
     known = keywords(spec.attack)
     for setting in settings:
@@ -75,11 +71,7 @@ def keywords(attack: AttackFunction) -> dict[str, Any]:
 
 
 def settings_of(stage: Stage) -> dict[str, Any]:
-    """Return all settings of a stage, defaults included; None only where it means "none".
-
-    >>> settings_of(find_attack("fgsm").stages[0])
-    {'objective': 'cross_entropy'}
-    """
+    """Return all settings of a stage, defaults included; None only where it means "none"."""
     settings = keywords(stage.attack) | stage.settings
     meant = find_spec(stage.name).unset(settings)
     settings = {name: meant.get(name) if value is None else value for name, value in settings.items()}
@@ -92,9 +84,6 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
     """Return how many forward and backward passes a stage takes at most to search for one sample.
 
     None for an attack that is not one of the package's, whose settings may have other meanings.
-
-    >>> most_passes(find_attack("apgd-t", steps=100).stages[0], 10), most_passes(find_attack("square").stages[0], 10)
-    ((900, 900), (5000, 0))
     """
     if not isinstance(ATTACKS.get(stage.name), str):
         return None
@@ -114,11 +103,7 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
 
 
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that texts ``NAME=VALUE`` give an attack, checked; fractions such as 1/255 are numbers.
-
-    >>> parse_settings("pgd", ["momentum=0.9", "random_start=no"])
-    {'momentum': 0.9, 'random_start': False}
-    """
+    """Return the settings that texts ``NAME=VALUE`` give an attack, checked; fractions such as 1/255 are numbers."""
     attack = find_spec(name).attack
     known, hints = keywords(attack), get_type_hints(unchecked(attack))
     settings: dict[str, Any] = {}

@@ -104,10 +104,6 @@ def eps_at(
     observed, so it says little about other images.
 
     Source: B. Efron, *Bootstrap Methods: Another Look at the Jackknife*, 1979, Section 3 (the median).
-
-    >>> broken = np.array([True] * 9 + [False])
-    >>> [row.eps for row in eps_at(np.arange(1.0, 11.0), broken, levels=(0.5, 0.9, 1.0))]
-    [5.0, 9.0, inf]
     """
     if distance.shape != success.shape or not distance.size:
         shapes = f"distances of shape {distance.shape} and successes of {success.shape}"

@@ -212,11 +212,7 @@ def windows(p_init: float, queries: int, rescale: bool, norm: Norm, clean: Image
 
 
 def window_size(share: float, height: int, width: int, least: int) -> tuple[int, int]:
-    """Return height and width of the window that covers a share of the image; sides are odd if ``least`` is 3.
-
-    >>> window_size(0.8, 28, 28, 1), window_size(0.8, 28, 28, 3), window_size(0.8, 40, 10, 1)
-    ((25, 25), (25, 25), (32, 10))
-    """
+    """Return height and width of the window that covers a share of the image; sides are odd if ``least`` is 3."""
     side = max(round(math.sqrt(share * height * width)), least)
     side += least > 1 and side % 2 == 0
     short = min(height, width)

@@ -134,11 +134,7 @@ def load_lineup(options: Any) -> Lineup:
 
 
 def seeded(specs: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """Return a specification for each training seed: ``{seed}`` in a name is replaced, and each states its seed.
-
-    >>> seeded(["runs/vit-{seed}"], [0, 1])
-    ['runs/vit-0@seed=0', 'runs/vit-1@seed=1']
-    """
+    """Return a specification for each training seed: ``{seed}`` in a name is replaced, and each states its seed."""
     if not seeds or not specs:
         return [*specs]
     if len(specs) == 1:

@@ -112,11 +112,7 @@ def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of what is no word.
-
-    >>> class_words(["ice_cream", "hot-dog"])
-    ('ice cream', 'hot-dog')
-    """
+    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of others."""
     known: dict[str, str] = {}
     if wnids := list(filter(WNID.fullmatch, class_names)):
         from timm.data.imagenet_info import ImageNetInfo

@@ -103,11 +103,7 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
 
 
 def ordered_names(classes: Any) -> tuple[str, ...] | None:
-    """Return class names in the order of their numbers; None if they are in no form that is known.
-
-    >>> ordered_names([("tench", "Tinca tinca"), b"goldfish"]), ordered_names({"dog": 1, "cat": 0}), ordered_names(2)
-    (('tench', 'goldfish'), ('cat', 'dog'), None)
-    """
+    """Return class names in the order of their numbers; None if they are in no form that is known."""
     if isinstance(classes, Mapping):
         if all(isinstance(value, int) for value in classes.values()):
             classes = {number: name for name, number in classes.items()}

@@ -101,12 +101,7 @@ def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) 
 
 
 def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
-    """Return the source of a name: a key of ``sources`` with a path in place of what follows its colon.
-
-    >>> find_named("cocos", {"coco": 1, "wds:PATH": 2}, "source of pairs")
-    Traceback (most recent call last):
-    antiphase.errors.UserError: unknown source of pairs 'cocos': expected one of coco, wds:PATH
-    """
+    """Return the source of a name: a key of ``sources`` with a path in place of what follows its colon."""
     kind, _, path = name.partition(":")
     for key, source in sources.items():
         if key == name if ":" not in key else path and key.startswith(f"{kind}:"):

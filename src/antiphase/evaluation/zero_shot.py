@@ -35,9 +35,6 @@ def class_prompts(
     ``ensemble`` is one of ``ENSEMBLES``, templates with ``{}``, one per line, or a file of templates, into which the
     names go as words. ``own``: texts of the data set for each class. Sources: A. Radford et al., *Learning Transferable
     Visual Models From Natural Language Supervision*, 2021, Section 3.1.4 and notebook; N. Mu et al., *SLIP*, ECCV 2022.
-
-    >>> class_prompts("an emoji of {}", ["mug"], None)
-    (('an emoji of mug',),)
     """
     if ensemble == OWN:
         if own is None:

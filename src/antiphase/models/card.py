@@ -40,9 +40,6 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 
     A module that looks like attention by the names of its class, submodules or parameters, but is not known or has a
     ``forward`` of the user's, is ``"unknown"``.
-
-    >>> attention_kind(nn.MultiheadAttention(4, 2)), attention_kind(nn.Linear(2, 2))
-    ('softmax', 'none')
     """
     return strongest({kind for _, kind in attention_modules(model)})
 

@@ -124,9 +124,6 @@ def crossover(differences: Annotated[Mapping[int, tuple[float, float]], NOT_EMPT
 
     ``differences`` has the interval (low, high) of ASR(differential) − ASR(standard) by depth: all from the result on
     lie below 0, and an earlier one above. (Corollary 1 solves aᴰ = bᴰ, which unless a = b only D = 0 does.)
-
-    >>> crossover({1: (0.02, 0.05), 2: (-0.01, 0.02), 4: (-0.06, -0.01)})
-    4
     """
     depths = sorted(differences)
     last = max((place for place, depth in enumerate(depths) if not differences[depth][1] < 0), default=-1)

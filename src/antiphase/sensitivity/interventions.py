@@ -198,10 +198,6 @@ def right_angle(first: Vectors, second: Vectors) -> tuple[Vectors, Vectors]:
     """Turn two vectors to a right angle within their plane, both by the same angle, with their lengths kept.
 
     With e1, e2 their directions, u, w = those of e1 ± e2, the new ones are (u ± w)/√2; parallel vectors stay.
-
-    >>> first, second = right_angle(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, -3.0]]))
-    >>> first.round(decimals=6).tolist(), second.round(decimals=6).tolist()
-    ([[2.0, 0.0]], [[0.0, -3.0]])
     """
     limits = torch.finfo(first.dtype)
     direction = partial(F.normalize, dim=-1, eps=limits.tiny)

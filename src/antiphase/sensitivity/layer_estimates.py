@@ -58,11 +58,7 @@ Block = tuple[Sequence[Any], np.ndarray, Mapping[str, Statistic]]
 
 
 def within(metric: str) -> Callable[[Estimate], Estimate]:
-    """Return what keeps the interval of a metric within its range; metrics that are not listed are sizes.
-
-    >>> within("norm")(Estimate(1.0, -1.0, 3.0, 2)).low > 0
-    True
-    """
+    """Return what keeps the interval of a metric within its range; metrics that are not listed are sizes."""
     return _WITHIN.get(metric, as_size)
 
 

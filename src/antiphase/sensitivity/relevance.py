@@ -95,11 +95,7 @@ class Method:
     start: int = 0  # first layer of relevance
 
     def label_for(self, attention: str) -> str:
-        """Return the label for a kind of attention; the one map of standard attention is A.
-
-        >>> METHODS["attention"].label_for("softmax"), METHODS["positive"].label_for("differential")
-        ('attention A', 'attention A1')
-        """
+        """Return the label for a kind of attention; the one map of standard attention is A."""
         return re.sub(r"A1( − λ·A2)?", "A", self.label) if attention == "softmax" else self.label
 
     def maps(

@@ -38,9 +38,6 @@ def lower_bound(count: Counts, samples: int, alpha: float) -> Numbers:
     """Compute the one-sided Clopper–Pearson (1934) lower bound of a probability at confidence 1 − α.
 
     The bound is the α-quantile of Beta(count, samples − count + 1), and 0 for no successes in ``samples`` trials.
-
-    >>> round(float(lower_bound(100, 100, 0.001)), 6), round(0.001 ** (1 / 100), 6)
-    (0.933254, 0.933254)
     """
     successes = np.asarray(count, dtype=np.float64)
     bound = stats.beta.ppf(alpha, np.maximum(successes, 1), samples - successes + 1)
@@ -48,11 +45,7 @@ def lower_bound(count: Counts, samples: int, alpha: float) -> Numbers:
 
 
 def certified_radius(count: Counts, samples: int, sigma: float, alpha: float) -> Numbers:
-    """Compute the certified L2 radius R = σ·Φ⁻¹(p_low), with the source's p_B ≤ 1 − p_A; NaN (abstain) if p_low < ½.
-
-    >>> certified_radius(np.array([990, 520]), 1000, 0.25, 0.001).round(4)
-    array([0.4945,    nan])
-    """
+    """Compute the certified L2 radius R = σ·Φ⁻¹(p_low), with the source's p_B ≤ 1 − p_A; NaN (abstain) if p_low < ½."""
     bound = lower_bound(count, samples, alpha)
     return np.where(bound < 0.5, np.nan, sigma * stats.norm.ppf(np.maximum(bound, 0.5)))
 

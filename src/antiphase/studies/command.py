@@ -149,7 +149,7 @@ def _new(options: kinds.NewOptions, _: str) -> Answer:
     path = Path(f"{options.name}.py")
     if path.exists():
         raise UserError(f"{path}: exists; give another name")
-    text = files("antiphase.studies").joinpath("example.py").read_text(encoding="utf-8")
+    text = files("antiphase.studies").joinpath("example.py.txt").read_text(encoding="utf-8")
     text = text.replace("NAME.py", path.name).replace('Study("example"', f'Study("{options.name}"')
     write_text(path, text)
     say(path)

@@ -11,11 +11,7 @@ IN_SHORT = "in short"  # the setting of a study under which these words are
 
 
 def titled(data: str) -> str:
-    """Return the name of a data set in a sentence.
-
-    >>> titled("fashion-mnist"), titled("openmoji"), titled("folder:pets")
-    ('Fashion-MNIST', "OpenMoji's drawings", 'folder:pets')
-    """
+    """Return the name of a data set in a sentence."""
     return SOURCES[data].partition(", ")[0] if data in SOURCES else TITLES.get(data, data)
 
 

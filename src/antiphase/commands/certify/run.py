@@ -101,9 +101,6 @@ def curve(
     """Return the certified accuracy at each r, the share of images with a right prediction and R ≥ r.
 
     Intervals are Wilson's, 95 %. An abstention is no right prediction, also at r = 0.
-
-    >>> curve(np.array([0.0, 0.3, 0.5]), np.array([False, True, True]), [0.0, 0.4])["value"].round(3).to_list()
-    [0.667, 0.333]
     """
     counts = [int(np.sum(correct & (radius >= r))) for r in radii]
     rates = {count: asdict(proportion(count, len(radius))) for count in set(counts)}  # a step has one height

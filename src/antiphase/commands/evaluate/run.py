@@ -267,9 +267,6 @@ def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, 
     ``probe:openmoji`` is for that set, ``probe`` for all. ``paper`` among the data stands for the paper's sets of each
     task; those for vision-language models only if their task is named. Where no data are named they are those of the
     tasks, else openmoji; MMVP's own where it is the only task.
-
-    >>> requested(["retrieval", "probe:digits"], ["openmoji", "digits"])
-    ({'retrieval': None, 'probe': ['digits']}, ['openmoji', 'digits'])
     """
     sets: dict[str, list[str] | None] = {}
     for word in tasks:

@@ -35,9 +35,6 @@ def split_spec(name: str) -> tuple[str, str, dict[str, Any]]:
     """Return file or module, callable and settings of ``FILE_OR_MODULE:CALLABLE?name=value,…``.
 
     Values are Python's literals; anything else is a string, and so is the file of ``weights``, with commas if last.
-
-    >>> split_spec("model.py:build?depth=4,weights=run/best.pt")
-    ('model.py', 'build', {'depth': 4, 'weights': 'run/best.pt'})
     """
     target, _, rest = name.partition("?")
     where, _, function = target.rpartition(":")

@@ -72,11 +72,7 @@ class NamedSpec(NamedTuple):
 
 
 def named_spec(text: str) -> NamedSpec:
-    """Return name, specification and training seed of ``NAME=SPEC@seed=N``, where name and seed may be missing.
-
-    >>> named_spec("mine=timm:resnet18@seed=1")
-    NamedSpec(name='mine', spec='timm:resnet18', seed=1)
-    """
+    """Return name, specification and training seed of ``NAME=SPEC@seed=N``, where name and seed may be missing."""
     match = None if os.path.isdir(text) else _NAMED.fullmatch(text.strip())
     if match is None:
         return NamedSpec("", text, None)
