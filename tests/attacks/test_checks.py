@@ -65,6 +65,11 @@ def test_a_planted_fault_is_named(words, attack):
     assert [words for warning in result.warnings if words in warning] == [words], result.warnings
 
 
+def test_probabilities_rounded_to_half_precision_are_named():
+    rounded = Wrapped(after=Do(lambda z: z.softmax(1).half().float()))
+    assert any("returns probabilities" in one for one in pgd(rounded, toys.images(37), None, THREAT, steps=2).warnings)
+
+
 def test_masking_some_samples_is_named_too():
     images = toys.images(40)
     masked = images.flatten(1).mean(1).argsort()[:4]

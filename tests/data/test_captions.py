@@ -160,6 +160,11 @@ def table(tmp_path, write_image):
     return write
 
 
+def test_a_space_before_a_quoted_cell_is_no_part_of_it(table):
+    pairs = csv_pairs(table('image, caption\na.png, "a cat, black"\nc.png, "dog"\n'), "train")
+    assert pairs.captions == (("a cat, black",), ("dog",))
+
+
 def test_rows_of_one_image_are_captions_of_one_pair(table, tmp_path):
     path = table('image,caption\na.png,one\ndeep/b.png,"two, or ""more"""\na.png, three \n\nc.png,four\na.png,five\n')
     pairs = csv_pairs(path, "train")

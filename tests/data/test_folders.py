@@ -197,6 +197,13 @@ def test_missing_and_empty_folders_are_one_line_each(tmp_path, write_image):
         load_data(f"folder:{tmp_path}")
 
 
+def test_a_split_without_class_folders_is_refused(tmp_path, write_image):
+    for file in ("train/x/images/0.png", "train/y/images/0.png", "val/images/0.png"):
+        write_image(tmp_path / file)
+    with pytest.raises(UserError, match=r"val has no sub-folder for each class, only images: move its images"):
+        load_data(f"folder:{tmp_path}")
+
+
 def test_an_unreadable_image_is_named_or_left_out_and_counted(unsplit):
     (unsplit / "dog" / "a.jpg").write_bytes(b"not a jpeg")
     with pytest.raises(UserError, match=r"dog/a\.jpg .*use --skip-bad to skip such files"):

@@ -139,10 +139,20 @@ def test_class_names_are_words_of_a_text():
         "T-shirt/top",
     )
     assert class_words(["n00005787"]) == ("benthos",)  # of ImageNet-21k
+    assert class_words(["n02085620-Chihuahua", "n02091032-Italian_greyhound"]) == ("Chihuahua", "Italian greyhound")
+    assert class_words(["001.Black_footed_Albatross", "002.Crow"]) == ("Black footed Albatross", "Crow")
+    assert class_words(["7 up", "cola"]) == ("7 up", "cola")
 
 
 @pytest.mark.parametrize(
-    ("names", "odd"), [(("0", "1", "10"), "0, 1, 10"), (("n99999999", "cat"), "n99999999"), (("1_2", "3"), "1 2, 3")]
+    ("names", "odd"),
+    [
+        (("0", "1", "10"), "0, 1, 10"),
+        (("n99999999", "cat"), "n99999999"),
+        (("1_2", "3"), "1 2, 3"),
+        (("0", "cat"), "0"),
+        (("class_0", "cat"), "class 0"),
+    ],
 )
 def test_class_names_that_are_no_words_are_warned_of(names, odd):
     with pytest.warns(UserWarning, match=f"class names '{odd}' are no words"):

@@ -11,11 +11,14 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import (
+    BatchSampler,
     ChainDataset,
     ConcatDataset,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
+    RandomSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -195,10 +198,20 @@ def test_a_data_set_that_fails_is_one_line(data, why):
         load_data(data)
 
 
+def test_class_names_follow_the_numbers_of_the_labels():
+    numbers = {"zebra": 1, "ant": 0, "mole": 2}
+    assert dataset_class_names(Named(["zebra", "ant", "mole"], class_to_idx=numbers)) == ("ant", "zebra", "mole")
+    assert dataset_class_names(Named(["a", "b", "c"], class_to_idx=numbers)) == ("a", "b", "c")  # other names
+
+
 def test_a_loader_may_give_single_items_and_may_not_draw_them():
     same(load_data(DataLoader(Named(), batch_size=None)))
     with pytest.raises(UserError, match="shuffles"):
         load_data(DataLoader(Named(), sampler=SubsetRandomSampler(range(5))))
+    with pytest.raises(UserError, match="shuffles"):
+        load_data(DataLoader(Named(), batch_sampler=BatchSampler(RandomSampler(range(5)), 2, drop_last=False)))
+    with pytest.raises(UserError, match="shuffles"):
+        load_data(DataLoader(Named(), sampler=DistributedSampler(Named(), num_replicas=1, rank=0)))
     with pytest.raises(UserError, match="3 images with 2 labels"):
         load_data(DataLoader([(torch.zeros(3, 1, 4, 4), torch.zeros(2))], batch_size=None))
 
@@ -312,6 +325,14 @@ def test_parquet_files_of_an_unknown_split_are_left_out_with_a_warning(tmp_path,
     assert found.labels.tolist() == [0, 2]
     alone = load_data(f"parquet:{tmp_path}/data/{other}-00000-of-00001.parquet")
     assert alone.labels.tolist() == [1, 0]
+
+
+def test_parquet_files_that_are_links_to_blobs_are_read(tmp_path):
+    write_parquet(tmp_path / "blob.parquet", range(5))
+    (tmp_path / "blob.parquet").rename(tmp_path / "blob")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "test-00000-of-00001.parquet").symlink_to(tmp_path / "blob")
+    same(load_data(f"parquet:{tmp_path / 'data'}", image_size=7))
 
 
 def test_parquet_files_of_several_configurations_are_refused(tmp_path):

@@ -73,6 +73,17 @@ def test_classes_are_matched_by_exact_then_by_similar_name(classes, outputs):
     assert warnings == []
 
 
+@pytest.mark.parametrize(("model", "data"), [("C", "C++"), ("15", "1.5"), ("C", "C#")])
+def test_signs_that_make_another_name_count(model, data):
+    with pytest.raises(UserError, match="expected one of the classes of toy"):
+        in_model_order([card((model, "dog"), 2)], images(data, "dog"))
+
+
+def test_a_name_in_composed_and_in_decomposed_letters_is_one():
+    made, _ = in_model_order([card(("dog", "caf\u00e9"), 2)], images("cafe\u0301", "dog"))
+    assert made.labels.tolist() == [1, 0]
+
+
 def test_an_exact_name_goes_before_a_similar_one():
     made, _ = in_model_order([card(("us", "US", "U_S"))], images("US", "us"))
     assert made.labels.tolist() == [1, 0]

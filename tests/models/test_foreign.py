@@ -93,7 +93,7 @@ def save_vit(folder, processor=True, **labels):
         intermediate_size=20,
         image_size=14,
         patch_size=7,
-        num_labels=3,
+        **({} if "id2label" in labels else {"num_labels": 3}),
         **labels,
     )
     model = transformers.ViTForImageClassification(config).eval()
@@ -104,6 +104,20 @@ def save_vit(folder, processor=True, **labels):
             size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
         ).save_pretrained(folder)
     return model
+
+
+@pytest.mark.parametrize(
+    ("labels", "aim"),
+    [
+        ({"problem_type": "multi_label_classification"}, "multi label classification, of 3 labels"),
+        ({"problem_type": "regression"}, "regression, of 3 labels"),
+        ({"id2label": {0: "price"}, "label2id": {"price": 0}}, "regression, of 1 labels"),
+    ],
+)
+def test_a_head_that_does_not_choose_one_class_is_refused(tmp_path, labels, aim):
+    save_vit(tmp_path, **labels)
+    with pytest.raises(UserError, match=f"made for {aim}; expected one class for each image"):
+        load_model(f"hf:{tmp_path}")
 
 
 def test_a_classifier_of_transformers_normalises_as_its_processor(tmp_path):

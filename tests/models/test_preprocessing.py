@@ -101,6 +101,7 @@ def test_a_processor_of_transformers_gives_the_same_pixels(case, pictures):
         ("TextNet", {"size": SHORTER, "do_center_crop": True, "crop_size": SIZE}, "its pixels differ by up to"),
         ("Perceiver", {"size": SIZE, "crop_size": {"height": 27, "width": 27}}, r"gives \(3, 24, 24\)"),
         ("ViT", {"size": SIZE, "do_resize": False}, "gives "),
+        ("CLIP", {"size": SHORTER | {"longest_edge": 48}, "crop_size": SIZE}, "a longest edge beside the shortest one"),
         ("ViT", {"size": SIZE, "image_std": [0.5, 0.0, 0.5]}, "fails on a picture|std above 0"),
         ("ViT", {"size": SIZE, "image_mean": "grey"}, "its settings are not understood"),
     ],

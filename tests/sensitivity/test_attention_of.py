@@ -208,6 +208,23 @@ def test_products_of_all_pairs_of_tokens_without_a_softmax_are_unknown():
             attention_maps(net, x)
 
 
+class OfSome(variants.V1):
+    """A2 attends to the first two tokens alone."""
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        one = variants.maps_of(q[:, ::2], k[:, ::2]) @ v
+        two = variants.maps_of(q[:, 1::2], k[:, 1::2, :2]) @ v[:, :, :2]
+        return self.wo(variants.merge(one - 0.5 * two))
+
+
+def test_a_map_of_other_tokens_is_not_passed_over():
+    net, x = made(OfSome(""))
+    assert attention_of(net, x) == ("unknown", ())
+    with pytest.raises(UserError, match="it attends to other tokens, too"):
+        attention_maps(net, x)
+
+
 class Flexible(Unnamed):
     """The same with torch's flexible attention."""
 

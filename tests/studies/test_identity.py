@@ -2,13 +2,12 @@
 
 import linecache
 from dataclasses import dataclass, replace
-from pathlib import Path
+from importlib.resources import files
 from typing import ClassVar
 
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.studies import example
 from antiphase.studies.cells import Accuracy, Attack, Own, Sense, TrainVit, given
 from antiphase.studies.spec import profile
 from antiphase.studies.store import described, identity
@@ -123,7 +122,7 @@ def test_a_field_that_cannot_be_written_down_is_refused():
 def test_an_edited_file_does_not_change_cells_of_the_running_process(tmp_path):
     from antiphase.studies.plan import load_study
 
-    text = (Path(example.__file__)).read_text(encoding="utf-8")
+    text = (files("antiphase.studies") / "example.py.txt").read_text(encoding="utf-8")
     path = tmp_path / "mine.py"
     path.write_text(text, encoding="utf-8")
     cells = load_study(path).cells(profile("smoke"))

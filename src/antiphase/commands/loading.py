@@ -19,6 +19,7 @@ from torch import nn
 
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet, load_data
+from antiphase.data.images import FileImages
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models.card import ModelCard, attention_kind, is_own_code, square_of, with_card
 from antiphase.models.schemes.scheme import named_spec
@@ -223,6 +224,7 @@ def _add_card(spec: str, model: nn.Module, images: ImageSet) -> None:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")
     count = logits.shape[1]
-    # labels count the outputs: there are no folders whose order could be another
-    names = images.class_names if len(images.class_names) == count else None
+    # labels count the outputs, but for those of folders, whose order could be another
+    same = len(images.class_names) == count and not isinstance(images, FileImages)
+    names = images.class_names if same else None
     with_card(model, ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names))

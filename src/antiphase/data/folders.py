@@ -58,6 +58,10 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
         raise UserError(f"{name}: {', '.join(parts)} name the same split twice: rename one of them")
     if splits:
         split = choose_split(name, split, [part for part in SPLITS if part in splits])
+        for entry in parts:
+            if {label.casefold() for label in below[entry]} <= _NO_CLASSES:
+                fault = f"{place / entry} has no sub-folder for each class, only {', '.join(below[entry])}"
+                raise UserError(f"{name}: {fault}: move its images into such folders")
         classes = sorted({label for entry in parts for label in below[entry]})
         first, *others = parts
         for other in [] if others else below:  # a single split next to others, such as valid and invalid

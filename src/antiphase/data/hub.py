@@ -7,7 +7,7 @@ import socket
 import urllib.request
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -133,7 +133,8 @@ def parquet_images(path: str, split: str) -> FileImages:
     """List the images of the Parquet files in a path or glob, in the hub's layout, described in docs/data.md."""
     name, place = f"parquet:{path}", Path(path).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
-    paths = sorted(path.absolute() for path in ([place] if place.is_file() else below) if path.is_file())
+    found = [place] if place.is_file() else below
+    paths = sorted(Path(os.path.abspath(path)) for path in found if path.is_file())  # links keep their names
     if not paths:
         expected = "a Parquet file, a folder with Parquet files or a pattern such as data/test-*.parquet"
         raise UserError(f"{name}: no such file; give {expected}")
@@ -143,13 +144,13 @@ def parquet_images(path: str, split: str) -> FileImages:
     if shards and place.is_dir() and not counts == {len(paths)} == {len({number for number, _ in shards})}:
         expected = f"expected all of {max(counts):,}, of one version: download the others or remove the old ones"
         raise UserError(f"{name} ({split}): {len(paths):,} files, such as {paths[0].name}; {expected}")
-    root = Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    root = Path(os.path.commonpath([path.parent for path in paths]))
     files: list[str] = []
     labels: list[int] = []
     for file in paths:
         numbers = _labels(name, file)
         labels += numbers
-        files += (f"{file.resolve().relative_to(root).as_posix()}/{row}" for row in range(len(numbers)))
+        files += (f"{file.relative_to(root).as_posix()}/{row}" for row in range(len(numbers)))
     if not files:
         raise UserError(f"{name} ({split}): no rows; download the files again")
     several = set(map(_class_names, paths))
@@ -185,6 +186,8 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
         names = next(features[column].get("names") for column in _LABELS if column in features)
     except (KeyError, TypeError, StopIteration, ValueError, pl.exceptions.PolarsError):
         return None
+    if isinstance(names, Mapping):  # by number, as text
+        names = [names.get(str(number)) for number in range(len(names))]
     return tuple(map(str, names)) if names else None
 
 

@@ -25,6 +25,8 @@ from antiphase.errors import UserError, one_line, shown
 
 CLASSES = 1000
 WNID = re.compile(r"n\d{8}")  # of WordNet
+_NUMBERED = re.compile(r"(?:n\d{8}|\d+)[-_. ]+([^\W\d].*)")  # a folder's number or wnid before its name
+_PLACE = re.compile(r"(?i)^(class|label)[ -]?(?=\d+$)")  # class_0
 _TRAIN_IMAGES = 30  # of a class of Caltech-101, as in Fei-Fei et al.
 _SUN_PARTITIONS = "https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip"
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -112,8 +114,13 @@ def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of others."""
+    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of others.
+
+    A number or wnid before every name, as of folders, is left out.
+    """
     known: dict[str, str] = {}
+    numbered = [_NUMBERED.match(name) for name in class_names]
+    class_names = [one[1] for one in numbered if one] if all(numbered) else class_names
     if wnids := list(filter(WNID.fullmatch, class_names)):
         from timm.data.imagenet_info import ImageNetInfo
 
@@ -123,10 +130,10 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
                 known[wnid] = synonyms(wnid).partition(",")[0]
         known |= prompt_names()
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
-    odd = [word for word in words if WNID.fullmatch(word)]
-    if odd or not any(map(str.isalpha, "".join(words))):
+    odd = [word for word in words if WNID.fullmatch(word) or not re.search(r"[^\W\d]", _PLACE.sub("", word))]
+    if odd:
         reason = "are no words, but prompts are made of them; if they only number the classes, give names"
-        warnings.warn(f"class names {shown(', '.join(odd or words))} {reason}", stacklevel=3)
+        warnings.warn(f"class names {shown(', '.join(odd))} {reason}", stacklevel=3)
     return words
 
 

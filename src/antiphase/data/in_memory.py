@@ -46,7 +46,9 @@ def dataset_images(
     name = f"dataset:{type(data).__name__}"
     try:
         if isinstance(data, torch_data.DataLoader):
-            if "Random" in type(data.sampler).__name__:  # torch has three such samplers
+            samplers = (data.sampler, getattr(data.batch_sampler, "sampler", None))
+            # torch has three random samplers, and one for several processes that may shuffle
+            if any("Random" in type(one).__name__ or getattr(one, "shuffle", False) for one in samplers):
                 raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
             items = list(itertools.islice(_from_loader(name, data), limit))
             rows = torch.arange(len(items))
@@ -99,7 +101,8 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
         return None
     if wnids := ordered_names(getattr(data, "wnids", None)):  # ImageNet's, with two classes called crane
         return tuple(prompt_names().get(wnid, wnid) for wnid in wnids)
-    return ordered_names(getattr(data, "classes", None)) or ordered_names(getattr(data, "class_to_idx", None))
+    names, numbered = (ordered_names(getattr(data, field, None)) for field in ("classes", "class_to_idx"))
+    return numbered if names is None or sorted(names) == sorted(numbered or ()) else names  # labels are by number
 
 
 def ordered_names(classes: Any) -> tuple[str, ...] | None:

@@ -1,5 +1,7 @@
 """Match the classes of a data set to the outputs of a model by name, not only by alphabetical order."""
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -122,7 +124,8 @@ def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.casefold()))
+    composed = unicodedata.normalize("NFC", name).casefold()
+    return re.sub(r"_|[^\w+#.]|(?<!\d)\.|\.(?!\d)", "", composed)  # C is not C++, nor 15 1.5
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -151,6 +151,8 @@ def _geometry(processor: Any, spec: str) -> Square:
     if not size:
         _refuse(spec, _NEVER_SQUARE)
     shorter, fraction = size.get("shortest_edge"), getattr(processor, "crop_pct", None)
+    if shorter and size.get("longest_edge"):
+        _refuse(spec, "a longest edge beside the shortest one is not supported")
     resize = shorter or one_side((size["height"], size["width"]), spec)
     squash, crop = not shorter, None
     if getattr(processor, "do_center_crop", False):

@@ -137,10 +137,13 @@ class TorchCalls(TorchFunctionMode):
 
 def softmax_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
     """Return whether a call of torch is a softmax over the last axis whose last two axes have the same length."""
-    if getattr(func, "__name__", "") != "softmax" or not isinstance(output, Tensor) or output.ndim < 3:
-        return False
+    return is_softmax(func, args, kwargs, output) and output.ndim > 2 and output.shape[-1] == output.shape[-2]
+
+
+def is_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> bool:
+    """Return whether a call of torch is a softmax over the last axis."""
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return axis in (-1, output.ndim - 1) and output.shape[-1] == output.shape[-2]
+    return getattr(func, "__name__", "") == "softmax" and isinstance(output, Tensor) and axis in (-1, output.ndim - 1)
 
 
 def is_flex(func: Any) -> bool:
@@ -185,7 +188,7 @@ class Replay:
         parts: list[Tensor] = []
         differences: list[tuple[Tensor, Tensor]] = []
         computed: list[Tensor] = []
-        hidden: list[bool] = []
+        hidden: list[str] = []  # why the maps are not all that the module attends by
 
         def replaced(computed: Tensor) -> Tensor:
             flat = computed.reshape(len(x), -1, *computed.shape[-2:])
@@ -204,7 +207,7 @@ class Replay:
                 maps, value = _softmax_and_values(*args, **kwargs)
                 return replaced(maps) @ value
             if is_flex(func):
-                hidden.append(True)
+                hidden.append("flex_attention does not show its maps")
             if (sides := subtraction(func, args)) is not None:
                 differences.append(sides)
             output = func(*args, **kwargs)
@@ -212,6 +215,8 @@ class Replay:
                 return replaced(output)
             if isinstance(output, Tensor) and output.ndim > 2:
                 computed.append(output)
+                if output.ndim > 3 and output.shape[-2] == x.shape[1] and is_softmax(func, args, kwargs, output):
+                    hidden.append("it attends to other tokens, too")
             return output
 
         def moved(value: Any) -> Any:
@@ -221,7 +226,7 @@ class Replay:
         with TorchCalls(watch):
             output = first_of(self.call.module(x, *map(moved, self.call.args), **kwargs))
         if hidden or not parts:
-            raise NotAttention("flex_attention does not show its maps" if hidden else "it computes no softmax maps")
+            raise NotAttention(hidden[0] if hidden else "it computes no softmax maps")
         maps = torch.cat(parts, 1)
         if self.groups is not None:
             maps = maps[:, [self.groups.index(number) for number in range(max(self.groups) + 1)]]

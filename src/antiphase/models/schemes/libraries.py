@@ -300,6 +300,10 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
         used = preprocessing.of_processor(processor, channels, spec)
     if kind == "classifier":
         count = config.num_labels
+        aim = getattr(config, "problem_type", None) or ("regression" if count == 1 else "single_label_classification")
+        if aim != "single_label_classification":
+            fix = "expected one class for each image; load it with python:FILE:FUNCTION if its outputs are logits"
+            raise UserError(f"{spec}: made for {aim.replace('_', ' ')}, of {count} labels; {fix}")
         wrapped = Normalized(Logits(model), used.normalize())
         names: Any = tuple(str(config.id2label.get(number, "")) for number in range(count))
         if names[:1] == ("LABEL_0",):
