@@ -157,6 +157,19 @@ def measured(models: Sequence[TrainVit], *measures: Callable[[TrainVit], Cell]) 
     return [measure(model) for measure in measures for model in models]
 
 
+def from_normal(model: TrainVit) -> TrainVit:
+    """Return a model whose blocks start from N(0, 0.02), as timm's do, and not uniformly."""
+    return replace(model, sizes={**model.sizes, "initial_weights": "normal"})
+
+
+def from_both(cells: Sequence[Cell], profile: Profile) -> list[Cell]:
+    """Return measurements, and those of the first seeds' ViTs once more from the other initial weights."""
+    seeds = profile.seeds_or(bench(profile).slow_seeds)
+    vits = [cell for cell in cells if isinstance(getattr(cell, "model", None), TrainVit)]
+    again = [(cell, model) for cell in vits if (model := cell.model).seed in seeds]  # type: ignore[attr-defined]
+    return [*cells, *(replace(cell, model=from_normal(model)) for cell, model in again)]  # type: ignore[call-arg]
+
+
 def settings(profile: Profile, **changes: Any) -> dict[str, str]:
     """Return the settings shown on the pages of ViTs; ``changes`` are fields of the bench that a study changes."""
     sizes = replace(bench(profile), **changes)
@@ -181,7 +194,24 @@ def clip_settings(profile: Profile) -> dict[str, str]:
     return models | PAPER.settings("clips", "attacks", bench=bench(profile))
 
 
-vit_study = partial(PAPER.study, settings=settings, by_data=True)
+def vit_study(
+    name: str,
+    cells: Callable[[Profile], Sequence[Cell]],
+    draw: Callable[[RowsByTable], Artefact],
+    checks: Callable[[RowsByTable], Checks],
+    settings: Callable[[Profile], Mapping[str, str]] = settings,
+    both: bool = True,
+) -> Study:
+    """Return a study of ViTs, from both initial weights or from uniform ones alone."""
+
+    def measured_in(profile: Profile) -> Sequence[Cell]:
+        return from_both(cells(profile), profile) if both else cells(profile)
+
+    def shown(profile: Profile) -> Mapping[str, str]:
+        seeds = profile.seeds_or(bench(profile).slow_seeds)
+        return {**settings(profile), **PAPER.settings("starts", seeds=len(seeds) if both else 0)}
+
+    return PAPER.study(name, measured_in, draw, checks, shown, by_data=True)
 
 
 def slow_study(
@@ -190,13 +220,13 @@ def slow_study(
     draw: Callable[[RowsByTable], Artefact],
     checks: Callable[[RowsByTable], Checks],
     settings: Callable[[Profile], Mapping[str, str]] = settings,
+    both: bool = True,
 ) -> Study:
     """Return a study of ViTs of every depth whose measurements take long: it has fewer training seeds than others."""
 
     def few(profile: Profile) -> Profile:
         return replace(profile, seeds=profile.seeds_or(bench(profile).slow_seeds), asked=True)
 
-    def shown(profile: Profile) -> Mapping[str, str]:
-        return settings(few(profile))
-
-    return vit_study(name, lambda profile: cells(few(profile)), draw, checks, settings=shown)
+    return vit_study(
+        name, lambda profile: cells(few(profile)), draw, checks, lambda profile: settings(few(profile)), both
+    )

@@ -221,7 +221,6 @@ FIGURE_3A = vit_study(
     lambda profile: measured(twins(profile, None), bench(profile).attack, bench(profile).accuracy),
     lambda rows: draw_by_depth(rows["attack"]),
     lambda rows: {**asr_checks(rows["attack"], "pgd"), **depth_checks(rows["attack"])},
-    by_data=True,
 )
 FIGURE_3B = slow_study(
     "figure-3b",
@@ -369,4 +368,4 @@ def _restart_checks(rows: RowsByTable) -> Checks:
     }
 
 
-FIGURE_6 = slow_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, vit_and_clip_settings)
+FIGURE_6 = slow_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, vit_and_clip_settings, both=False)
