@@ -33,7 +33,7 @@ _SCHEMA |= {"rows": pl.Int64, "seconds": pl.Float64, "work": pl.Float64, "whole"
 _SCHEMA |= dict.fromkeys(("finished", "hardware", *_JSON[1:], "study", "command", "commit"), pl.String)
 _RESTORE = "restore the file"
 _SMALL: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "statistics": False}
-_SMALL["row_group_size"] = 2**24  # one group: repeated values are stored once
+_SMALL |= {"row_group_size": 2**24, "data_page_size": 2**26}  # one group, one page: what repeats is stored once
 
 
 @dataclass(frozen=True)
