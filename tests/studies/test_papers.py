@@ -40,7 +40,6 @@ LONG = {  # models of several kinds, sizes or trainings
     "defence-alike",
     "defence-certified",
     "defence-deep",
-    "depth-normal",
     "diffclip-attention",
     "figure-3a",
     "larger-causes",

@@ -104,11 +104,11 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
     values = [check.estimate.value for check in checks if check.estimate]
     least = texts[values.index(min(values))] if texts else "–"
-    eps = told_apart([check.what for check in claim.checks if not check.decides])
+    eps = re.findall(r"[\d.]+(?=/255)", " ".join(check.what for check in claim.checks if not check.decides))
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
     behind = f"{seeds} training seeds"
     if len(eps) > 1:
-        behind += f", ε of {eps[0].removeprefix('at ').removesuffix('/255')} to {eps[-1].removeprefix('at ')}"
+        behind += f", ε of {eps[0]} to {eps[-1]}/255"
     estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
     return {"estimate": estimate, "each": " and ".join(numbers), "least": least, "behind": behind}
 

@@ -38,17 +38,19 @@ def _lambda_cells(profile: Profile) -> list[Cell]:
 def _draw_lambdas(rows: RowsByTable) -> Artefact:
     attacks = rows["attack"].filter((pl.col("eps") - _AT).abs() < 1e-9)
     both = pl.concat(
-        estimates(frame, ["lambda_init"], value).sort("lambda_init").with_columns(row=pl.lit(name))
+        estimates(frame, ["data", "lambda_init"], value).sort("lambda_init", maintain_order=True).with_columns(
+            row=pl.lit(name)
+        )
         for name, frame, value in (("accuracy", rows["accuracy"], CORRECT), ("ASR (ε = 1/255)", attacks, ASR))
     ).with_columns(series=pl.lit("DiffViT"))
     paper = PRINTED["table-1"]
     points = paper.with_columns(series=pl.lit("DiffViT"), x=pl.col("column").cast(pl.Float64))
     drawn = list[Panel]()
     for (name,), block in both.group_by("row", maintain_order=True):
-        drawn += panels(block, "{row}", "lambda_init", ("λ_init", str(name)), paper=points, percent=True)
+        drawn += panels(block, "{row}, {data}", "lambda_init", ("λ_init", str(name)), paper=points, percent=True)
     lam = pl.col("lambda_init").map_elements(lambda value: f"{value:g}", pl.String)
-    title = "Accuracy and ASR of DiffViT by λ_init"
-    listed = figures.tables(both, title, "table-1", "row", lam, index="λ_init", paper=paper)
+    title = "Accuracy and ASR of DiffViT by λ_init, {data}"
+    listed = figures.tables(both, title, "table-1-{data}", "row", lam, index="λ_init", paper=paper)
     return Artefact([PAPER.plot("table-1", drawn)], listed)
 
 
@@ -70,7 +72,7 @@ def _lambda_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_1 = vit_study("table-1", _lambda_cells, _draw_lambdas, _lambda_checks, both=False)
+TABLE_1 = vit_study("table-1", _lambda_cells, _draw_lambdas, _lambda_checks)
 
 
 def _four_layer_cells(profile: Profile) -> list[Cell]:
@@ -84,10 +86,10 @@ def _four_layer_cells(profile: Profile) -> list[Cell]:
 def _draw_four_layers(rows: RowsByTable) -> Artefact:
     patch = pl.format("patch {}", "width")
     named = rows["attack"].with_columns(column=pl.when(attack="patch").then(patch).otherwise(IN_255THS))
-    rates = estimates(named.filter(pl.col("column").is_in(COLUMNS)), ["series", "column"], ASR)
-    rates = rates.sort("series", pl.col("column").cast(pl.Enum(COLUMNS)))
-    title, paper = "ASR under PGD with four layers", PRINTED["table-2"]
-    return Artefact(tables=figures.tables(rates, title, "table-2", "series", "column", paper=paper))
+    rates = estimates(named.filter(pl.col("column").is_in(COLUMNS)), ["data", "series", "column"], ASR)
+    rates = rates.sort("series", pl.col("column").cast(pl.Enum(COLUMNS)), maintain_order=True)
+    title, paper = "ASR under PGD with four layers, {data}", PRINTED["table-2"]
+    return Artefact(tables=figures.tables(rates, title, "table-2-{data}", "series", "column", paper=paper))
 
 
 def _four_layer_checks(rows: RowsByTable) -> Checks:
@@ -128,15 +130,17 @@ def _by_training(natural: str, hostile: str) -> pl.Expr:
 
 
 def _draw_adversarial(rows: RowsByTable) -> Artefact:
-    asr = estimates(rows["attack"], ["series", "train_eps", "eps"], ASR)
-    clean = estimates(rows["accuracy"], ["series", "train_eps"], CORRECT)
+    asr = estimates(rows["attack"], ["data", "series", "train_eps", "eps"], ASR)
+    clean = estimates(rows["accuracy"], ["data", "series", "train_eps"], CORRECT)
     clean = clean.with_columns(column=pl.lit("accuracy"))
     both = pl.concat([clean, asr.with_columns(column=pl.format("ASR {}", IN_255THS))], how="diagonal")
     row = pl.format("{}, {}", "series", _by_training("natural", "adversarial ε = "))
-    title, paper = "Accuracy and ASR after adversarial training", PRINTED["table-3"]
+    title, paper = "Accuracy and ASR after adversarial training, {data}", PRINTED["table-3"]
     curves = asr.with_columns(model="series", series=_by_training("natural", "trained at "))
-    drawn = panels(curves, "{model}", "eps", ("ε of the attack", "attack success rate"), scale="eps", percent=True)
-    return Artefact([PAPER.plot("table-3", drawn)], figures.tables(both, title, "table-3", row, "column", paper=paper))
+    labels = ("ε of the attack", "attack success rate")
+    drawn = panels(curves, "{model}, {data}", "eps", labels, scale="eps", percent=True)
+    listed = figures.tables(both, title, "table-3-{data}", row, "column", paper=paper)
+    return Artefact([PAPER.plot("table-3", drawn)], listed)
 
 
 def _adversarial_checks(rows: RowsByTable) -> Checks:
@@ -167,4 +171,4 @@ def _adversarial_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_3 = vit_study("table-3", _adversarial_cells, _draw_adversarial, _adversarial_checks, both=False)
+TABLE_3 = vit_study("table-3", _adversarial_cells, _draw_adversarial, _adversarial_checks)
