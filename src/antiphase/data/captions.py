@@ -214,11 +214,8 @@ def table_rows(path: Path) -> list[tuple[int, list[str]]]:
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate(lines, 1):
         try:
-            cells = (
-                line.split("\t")
-                if "\t" in lines[0]
-                else next(csv.reader([line], strict=True, skipinitialspace=True), [])
-            )
+            quoted = csv.reader([line], strict=True, skipinitialspace=True)
+            cells = line.split("\t") if "\t" in lines[0] else next(quoted, [])
         except csv.Error as error:
             fix = "put a whole cell in double quotes, and double those in it; one row a line"
             raise UserError(f"line {number} of {path} is no row of a table ({error}): {fix}") from error

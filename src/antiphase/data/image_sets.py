@@ -114,7 +114,7 @@ def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None
 
 
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of others.
+    """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of what is no word.
 
     A number or wnid before every name, as of folders, is left out.
     """

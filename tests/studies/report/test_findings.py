@@ -108,8 +108,8 @@ def test_the_questions_are_answered_with_numbers_and_prices():
         "## How sure is that?",
     ]
     first = (
-        "Its first form, DiffViT, is, in small models of one layer: PGD changes more of DiffViT's predictions than of "
-        "ViT's (1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
+        "Its first form, DiffViT, is, in small models of one layer, from both initial weights, uniform and N(0, 0.02): "
+        "PGD changes more of DiffViT's predictions than of ViT's (1/255: +5.0 points [4.0, 6.0]; 2/255: +3.0 points [2.0, 4.0])."
     )
     second = (
         "Whether opposed gradients of the two maps, the paper's explanation, raise it is open "
@@ -128,7 +128,7 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     block = summary([replace(results()[-2], claims=[over]), results()[-1]], "readme.md", prefix="docs/")
     yes = (
         "- **Is differential attention more fragile?** Its first form is, in small models of one layer, "
-        "under PGD (+5.0 [4.0, 6.0]; "
+        "under PGD, from uniform and normal initial weights (+5.0 [4.0, 6.0]; "
     )
     assert yes in block
     assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it is open" in block

@@ -95,7 +95,7 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             "the logits of an image depend on the other images in its batch, and so do the results; put "
             "layers such as BatchNorm in evaluation mode, or attack with batch_size=1"
         )
-    if bool(((first >= 0).all(1) & ((first.sum(1) - 1.0).abs() < 5e-3)).all()):
+    if bool(((first >= 0).all(1) & ((first.sum(1) - 1.0).abs() < 5e-3)).all()):  # rounded to half precision, too
         why = "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients"
         warnings.append(f"{why}; remove the final softmax of the model")
     return warnings
