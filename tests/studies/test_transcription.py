@@ -61,7 +61,7 @@ def test_a_wrong_number_in_the_transcription_is_found(name):
 
 def test_a_dry_run_is_a_table_of_settings():
     said = list(dry_run(known_studies()["figure-2a"], PAPER))
-    assert said[0] == "figure-2a: 36 cells built"
+    assert said[0] == "figure-2a: 72 cells built"
     assert said[1].split() == ["setting", "ours", "paper", "verdict"]
     assert [row.split()[0] for row in said[2:]] == [line.name for line in TRANSCRIBED["figure-2a"]]
     assert not any(row.endswith("  differs") for row in said)

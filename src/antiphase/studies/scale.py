@@ -5,14 +5,15 @@ from collections.abc import Iterable, Sequence
 from antiphase.data.shards import TITLES
 from antiphase.data.sources import SOURCES
 from antiphase.studies.cells import TrainClip, TrainVit
-from antiphase.studies.cells.training import count_parameters
+from antiphase.studies.cells.training import OTHER_START, count_parameters
 
 IN_SHORT = "in short"  # the setting of a study under which these words are
 
 
 def titled(data: str) -> str:
-    """Return the name of a data set in a sentence."""
-    return SOURCES[data].partition(", ")[0] if data in SOURCES else TITLES.get(data, data)
+    """Return the name of a data set in a sentence, with its models' initial weights if they are not uniform."""
+    name, start, _ = data.partition(OTHER_START)
+    return (SOURCES[name].partition(", ")[0] if name in SOURCES else TITLES.get(name, name)) + start
 
 
 def vits_in_short(models: Sequence[TrainVit]) -> str:
