@@ -152,7 +152,9 @@ def answer(template: str, part: str, names: Mapping[str, str], **values: Any) ->
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    files = {ending: saved(figure, ending) for ending in types}
+    files = {"svg": saved(figure, "svg")}
+    figure.set_layout_engine("none")  # it stays as it is; to find it again would take as long as to draw
+    files |= {ending: saved(figure, ending) for ending in ("png", "pdf")}
     coded = {ending: base64.b64encode(content).decode() for ending, content in files.items()}
     downloads = {ending: f"data:{types[ending]};base64,{text}" for ending, text in coded.items()}
     shown = Markup(inline_svg(files["svg"].decode(), name, description))
