@@ -17,6 +17,18 @@ class Gate(nn.Module):
         return self.back(self.gate(x).softmax(-1) * self.value(x))
 
 
+class Sigmoid(nn.Module):
+    """Attention whose weights are sigmoids of the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT).sigmoid() @ v
+
+
 class Sum(FusedHalves):
     """A1 + λ·A2."""
 

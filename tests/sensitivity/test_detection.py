@@ -257,6 +257,15 @@ def test_a_map_that_is_not_recognised_beside_attention_is_left_out_with_a_warnin
     assert len(said) == 1
 
 
+def test_attention_without_softmax_beside_attention_is_left_out_with_a_warning():
+    net = wild(nn.Sequential(own.Interleaved(), other.Sigmoid()))
+    with pytest.warns(UserWarning, match=r"1: .*Sigmoid multiplies pairs of tokens .*Sigmoid is left out") as said:
+        assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
+    assert len(said) == 1
+    with pytest.raises(UserError, match=r"^0: .*Sigmoid multiplies pairs of tokens"):
+        attention_maps(nn.Sequential(other.Sigmoid(), nn.LayerNorm(12)).eval(), rand(2, TOKENS, 12).float())
+
+
 def test_a_lambda_that_is_trained_further_is_found_again():
     net, x = made("an addition, bmm, a tuple")
     assert_close(attention_maps(net, x)["mix"].lam, net.mix.lam.expand(2), rtol=1e-4, atol=0)

@@ -116,15 +116,16 @@ def observe(
     attention = {one for one in parts if is_known(one) or (named_attention(one) and not _holds_known(one))}
     exits: list[Exit] = []
     left_out: list[LeftOut] = []
+    pairs: list[LeftOut] = []  # what multiplies pairs of tokens without softmax
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
     maps: list[set[int]] = [set()]  # numbers of the square softmax maps of each running module
     numbers = itertools.count()
-    paired: list[bool] = []  # whether each call of torch multiplies pairs of tokens
+    paired: list[bool] = [False]  # whether each running module itself multiplies pairs of tokens
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
-        paired.append(pairs_tokens(func, args, output))
+        paired[-1] |= not inside and pairs_tokens(func, args, output)
         fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
         if (fused or is_flex(func) or softmax_rows(func, args, kwargs, output)) and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
@@ -132,12 +133,15 @@ def observe(
 
     def enter(module: nn.Module, args: Any) -> None:
         maps.append(set())
+        paired.append(False)
         if module in attention:
             inside.append(module)
 
     def leave(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
         inner = maps.pop()
         maps[-1].update(inner)
+        if paired.pop() and not inner:
+            pairs.append(LeftOut(name or type(module).__name__, module, "pairs"))
         if module in attention:
             inside.pop()
             if not inside and find_adapter(module) is not None:
@@ -184,8 +188,10 @@ def observe(
     inner = {id(part) for one in calls for part in one.module.modules()}
     left_out = [one for one in left_out if id(one.module) not in inner and not _holds_known(one.module)]
     refused = [LeftOut(one.name, one.module, "other", reason) for one, reason in others]
-    if any(paired) and not (attention or calls or refused or left_out):
-        left_out.append(LeftOut(type(model).__name__, model, "pairs"))
+    pairs += [LeftOut(type(model).__name__, model, "pairs")] if paired[0] else []
+    if calls or not (attention or refused or left_out):
+        inner |= {id(part) for one in refused + left_out for part in one.module.modules()}
+        left_out += [one for one in pairs if id(one.module) not in inner]
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
         counts[one.name] += 1
@@ -382,7 +388,7 @@ def attention_of(
     kinds: set[AttentionKind] = {by_class[module] for module in known}
     parts_of_known = {part for module in known for part in module.modules() if part not in _SUBTRACTED}
     pooled = [one.module for one in left_out if one.why == "pooling"]
-    refused = [one.module for one in left_out if one.why != "pooling"]
+    refused = [one.module for one in left_out if one.why != "pooling" and not (calls and one.why == "pairs")]
     lambdas = []
     for one in calls:
         try:
