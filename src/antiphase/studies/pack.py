@@ -2,7 +2,7 @@
 
 A folder has ``cells.parquet``, a row for each cell (trainings, too, for their cost), and the rows of the measurements,
 one file for each table, of attacks one for each attack. What is left out: checkpoints, how many passes an attack took,
-and the columns that a cell names as ``unshipped``. Numbers that are not whole are rounded to float32, or to as many
+and what a cell does not name as ``shipped``. Numbers that are not whole are rounded to float32, or to as many
 bits as their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
@@ -122,7 +122,8 @@ def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Re
         if found is not None:
             attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
             file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
-            kept = _rounded(found.drop(*_LEFT_OUT, *cell.unshipped, strict=False), cell.shipped_bits)
+            found = cell.shipped(found.drop(_LEFT_OUT, strict=False))
+            kept = _rounded(found, cell.shipped_bits)
             rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
         about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
         about |= {"study": study, "command": command, "commit": source_commit()}

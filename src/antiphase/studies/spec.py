@@ -104,10 +104,9 @@ class Cell(ABC):
         """Return further inputs that no field describes, such as the images in a folder."""
         return {}
 
-    @property
-    def unshipped(self) -> tuple[str, ...]:
-        """Columns that rows that ship leave out."""
-        return ()
+    def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return what of its rows ships: what a study reads."""
+        return rows
 
     @abstractmethod
     def factors(self) -> dict[str, Any]:

@@ -123,10 +123,9 @@ class Relevance(Measurement):
     prompt: str = "{}"  # template around a text
     kinds: tuple[str, ...] = (COMBINED, POSITIVE, NEGATIVE)  # of METHODS; A1, A2: if differential
 
-    @property
-    def unshipped(self) -> tuple[str, ...]:
+    def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Figures show the maps of the first training seed alone."""
-        return ("relevance", "image") if self.model.factors()["training_seed"] else ()
+        return rows.drop("relevance", "image") if self.model.factors()["training_seed"] else rows
 
     @property
     def label(self) -> str:

@@ -1,6 +1,6 @@
 """Measurements of one classifier on images: accuracy, attacks, margins, radii and sensitivity."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -23,6 +23,7 @@ from antiphase.commands.sense.run import sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of
 from antiphase.sensitivity.smoothing import smooth
 from antiphase.studies.cells.models import Measurement, Model
+from antiphase.studies.cells.training import TrainVit
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import WORK_FOLDER
 
@@ -73,12 +74,12 @@ class Attack(Measurement):
     def name(self) -> str:
         return self.attack if isinstance(self.attack, str) else self.attack.__name__
 
-    @property
-    def unshipped(self) -> tuple[str, ...]:
+    def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Distances and new classes are read only where an attack looks for the nearest adversarial image."""
         ensemble = self.options().ensemble
         several = len(ensemble.stages) > 1  # then it matters which one broke an image
-        return () if ensemble.minimal else ("distance", "model", "prediction", *([] if several else ["felled_by"]))
+        unread = () if ensemble.minimal else ("distance", "model", "prediction", *([] if several else ["felled_by"]))
+        return rows.drop(unread, strict=False)
 
     def content(self) -> dict[str, str]:
         """Return what its data are, where they lie in a folder, and what its settings have come to mean."""
@@ -134,10 +135,9 @@ class Margin(Measurement):
     def shipped_bits(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return 12 if self.split == "test" else 5  # of a mean over thousands
 
-    @property
-    def unshipped(self) -> tuple[str, ...]:
+    def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Of training images only the loss is used, and of it the mean."""
-        return ("loss",) if self.split == "test" else Margins._fields
+        return rows.drop(["loss"] if self.split == "test" else Margins._fields, strict=False)
 
     @property
     def label(self) -> str:
@@ -232,6 +232,11 @@ class Transfer(Measurement):
         return frame.with_columns(eps=pl.lit(self.eps), success=pl.col("prediction") != pl.col("clean_prediction"))
 
 
+def _but(rows: pl.DataFrame, read: pl.Expr, others: Mapping[str, pl.Expr | None]) -> pl.DataFrame:
+    """Replace columns where they are not read."""
+    return rows.with_columns(pl.when(read).then(name).otherwise(value).alias(name) for name, value in others.items())
+
+
 _RENAMED = {"eps": "radius", "travel": "eps"}
 
 
@@ -249,11 +254,18 @@ class Sense(Measurement):
     def table(self) -> str:
         return self.part
 
-    @property
-    def unshipped(self) -> tuple[str, ...]:
-        """What no study reads; of perturbed images the sign of the inner product."""
-        unread = {"depth": ("alpha", "length"), "alignment-perturbed": ("first", "second", "moved", "low", "high")}
-        return unread.get(self.part, ())
+    def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Of tokens and perturbed images only the sign of the inner product is read, of branches of ViTs the sizes."""
+        rows = rows.drop("alpha", "length", "low", "high", strict=False)
+        if self.part == "branches" and isinstance(self.model, TrainVit):
+            return rows.drop("correlation", "clean_correlation", "change_correlation", "negative")
+        if self.part == "depth":  # what is left of a perturbation is read at the smallest ε
+            return _but(rows, pl.col("eps") == pl.col("eps").min(), dict.fromkeys(("moved", "positive", "negative")))
+        if self.part.startswith("alignment"):
+            rows = rows.filter(pl.col("site") != "loss")
+            unread = dict.fromkeys(("first", "second", "moved")) | {"cross": pl.col("cross").sign()}
+            return _but(rows, pl.col("site") == ("pixels" if self.part == "alignment" else ""), unread)
+        return rows
 
     def options(self) -> SenseOptions:
         # stored cells have other names for two of them
