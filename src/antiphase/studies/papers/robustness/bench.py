@@ -7,7 +7,6 @@ once, with attack seed 0, and averages over training seeds. Budgets are nested (
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any

@@ -38,9 +38,9 @@ def _lambda_cells(profile: Profile) -> list[Cell]:
 def _draw_lambdas(rows: RowsByTable) -> Artefact:
     attacks = rows["attack"].filter((pl.col("eps") - _AT).abs() < 1e-9)
     both = pl.concat(
-        estimates(frame, ["data", "lambda_init"], value).sort("lambda_init", maintain_order=True).with_columns(
-            row=pl.lit(name)
-        )
+        estimates(frame, ["data", "lambda_init"], value)
+        .sort("lambda_init", maintain_order=True)
+        .with_columns(row=pl.lit(name))
         for name, frame, value in (("accuracy", rows["accuracy"], CORRECT), ("ASR (ε = 1/255)", attacks, ASR))
     ).with_columns(series=pl.lit("DiffViT"))
     paper = PRINTED["table-1"]
