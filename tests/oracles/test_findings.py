@@ -19,7 +19,7 @@ DIFFERENCE = re.compile(
 )
 # what numbers a sentence has that are no results: budgets, depths, a data set's name
 NO_RESULT = re.compile(
-    r"N\(0, 0\.02\)|Transformer V2|\d+ more|49 patches|\d+ training seeds|"
+    r"N\(0, 0\.02\)|Transformer V2|\d+ more|49 patches|(?:8 to )?\d+ training seeds|"
     r"ε of 0\.5 to [48]/255|0\.5 to 4/255|at -1 they|"
     r"\d[\d.]*/255|depth \d+|width \d+|CIFAR-10\b|log2 depth, 1 to 12|λ frozen at 0|λ = 0"
 )

@@ -128,7 +128,7 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     over = replace(HEADLINE, checks=[*HEADLINE.checks[:1], replace(HEADLINE.checks[1], decides=False)])
     block = summary([replace(results()[-2], claims=[over]), results()[-1]], "readme.md", prefix="docs/")
     yes = (
-        "- **Is differential attention more fragile?** Its first form is, in small models of one layer, "
+        "- **Is differential attention more fragile?** Its first form is, in small one-layer models "
         "under PGD, from uniform and normal initial weights (+5.0 [4.0, 6.0]; "
     )
     assert yes in block

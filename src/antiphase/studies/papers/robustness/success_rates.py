@@ -212,7 +212,8 @@ def depth_checks(attacks: pl.DataFrame) -> Checks:
     depths = sorted(attacks["depth"].unique())
     words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, mean over ε"
     fall = trend(gaps(attacks), "depth", {}, -pl.col("value"), scale="log2")
-    by_depth = [on_average(attacks, "DiffViT", than="ViT", eps=EPS, depth=depth)[0] for depth in depths]
+    means = ((depth, on_average(attacks, "DiffViT", than="ViT", eps=EPS, depth=depth)[0]) for depth in depths)
+    by_depth = [replace(mean, what=f"ASR(DiffViT) − ASR(ViT), mean over ε, depth {depth}") for depth, mean in means]
     return {"fragile-at-each-depth": by_depth, "gap-falls-with-depth": [Check(words, fall)]}
 
 
