@@ -22,6 +22,7 @@ from antiphase.attacks.engine.oracle import two_classes
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
+from antiphase.modules import hooked
 from antiphase.precision import Precision, SearchPrecision, autocast, multiplies_bf16
 
 _EXACT = 1e-4  # largest difference of a copy's logits, as a share of the widest range of an image's
@@ -108,11 +109,9 @@ def _fold(model: nn.Module, given: list[Tensor]) -> int:
         elif _after(part) is not None and part.running_var is not None:
             pairs.extend((conv, part) for value, conv in convolved if value is inputs[0])
 
-    kinds = nn.Conv2d, nn.BatchNorm2d
-    hooks = [part.register_forward_hook(watch) for part in names if isinstance(part, kinds)]
-    model(*(part.clone() for part in given))
-    for hook in hooks:
-        hook.remove()
+    watched = (part for part in names if isinstance(part, nn.Conv2d | nn.BatchNorm2d))
+    with hooked(part.register_forward_hook(watch) for part in watched):
+        model(*(part.clone() for part in given))
     pairs = [pair for pair in pairs if all(calls.count(part) == 1 for part in pair)]
     for conv, norm in pairs:
         model.set_submodule(names[conv], fuse_conv_bn_eval(conv, norm))
