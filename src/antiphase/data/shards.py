@@ -223,8 +223,7 @@ def read_shard(shard: Shard, report: Callable[[str], None]) -> Iterator[RawSampl
 def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the files of a shard up to damaged data, whose reason is added to ``damage``."""
     try:
-        path = Path(shard.place)
-        stream: Any = path.open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
+        stream: Any = Path(shard.place).open("rb", _READ_BYTES) if shard.local else gopen(shard.place)
         # closing raises if a command failed
         with contextlib.closing(stream), tarfile.open(fileobj=stream, mode="r|*", tarinfo=Header) as archive:
             for member in archive:

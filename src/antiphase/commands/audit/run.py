@@ -100,8 +100,7 @@ def passes_left(
         cache = cells.cache(stage, threat.eps, ids)
         each = most_passes(stage, classes)
         counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
-        rows = cache.journal.rows()
-        rows = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="left")
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(cache.journal.rows(), on="sample", how="left")
         robust = rows.with_columns(pl.col("success").fill_null(value=False)).fill_null(0)
         return cells.result(stage, threat, ids, robust)
 
@@ -447,10 +446,9 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
     """Say on stderr for how long attacks run at most, if that is known and more than half a minute."""
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():
-        classes = card_of(model).classes or len(data.class_names)
         if options.quiet:
             return
-        passes = passes_left(name, model, data, options, out, classes)
+        passes = passes_left(name, model, data, options, out, card_of(model).classes or len(data.class_names))
         if passes is None:
             say(f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own", err=True)
             return

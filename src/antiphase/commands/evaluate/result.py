@@ -135,8 +135,7 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
         sides = owner[quoted["model"]], owner[quoted["twin"]]
         of_place: dict[tuple[str, ...], list[Number]] = {place(quoted): []}  # the title's comes first
         for row in differences:
-            shown = row["headline"] or place(row) == place(quoted)
-            if shown and (owner[row["model"]], owner[row["twin"]]) == sides:
+            if (row["headline"] or place(row) == place(quoted)) and (owner[row["model"]], owner[row["twin"]]) == sides:
                 of_place.setdefault(place(row), []).append(row)
         seeds = max(map(len, of_place.values()))
         higher, lower, _ = _decided(differences)

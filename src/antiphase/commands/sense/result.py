@@ -86,8 +86,7 @@ def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str
     for pair in pairs:
         mine, theirs = (values.filter(model=name) for name in pair)
         both = mine.join(theirs, on=[*keys, "sample"], maintain_order="left")
-        apart = both.with_columns(pl.col("value") - pl.col("value_right"))
-        apart = apart.rename({"metric": "of"})
+        apart = both.with_columns(pl.col("value") - pl.col("value_right")).rename({"metric": "of"})
         found = sensitivity.means(apart, ["site", "layer", "of"], ["value"], bounded=False)
         model, against = map(pl.lit, pair)
         parts.append(found.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))

@@ -148,8 +148,7 @@ def _translation(config: ClipConfig) -> dict[str, list[str]]:
         for old, new in _NAMES if tower == "text" else ():
             theirs = theirs.replace(old, new)
         if attn:
-            renamed = _DIFFERENTIAL if kinds[tower] == "differential" else _STANDARD[tower]
-            inside = renamed.get(inside, inside)
+            inside = (_DIFFERENTIAL if kinds[tower] == "differential" else _STANDARD[tower]).get(inside, inside)
         several = [inside] if isinstance(inside, str) else inside
         table[name] = [f"{theirs}{attn}{part}" for part in several]
     return table
