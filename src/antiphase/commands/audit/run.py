@@ -330,18 +330,10 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
     for settings in stages.values():
         if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
-    return {
-        "attack": options.attack,
-        "norm": options.norm,
-        "ε": ", ".join(map(eps_label, options.eps)),
-        **stages,
-        "budgets": _CARRIED[options.nested],
-        "attacked label": "clean prediction",
-        "attack seed": options.seed,
-        "search": options.precision,
-        **({"compiled": True} if options.compile else {}),
-        "verdicts": "float32",
-    }
+    told = {"attack": options.attack, "norm": options.norm, "ε": ", ".join(map(eps_label, options.eps))} | stages
+    told |= {"budgets": _CARRIED[options.nested], "attacked label": "clean prediction", "attack seed": options.seed}
+    told |= {"search": options.precision} | ({"compiled": True} if options.compile else {})
+    return told | {"verdicts": "float32"}
 
 
 def _alignment(
@@ -416,18 +408,11 @@ def draw_gallery(
     position = {sample: at for at, sample in enumerate(data.ids.tolist())}
     some: Any = data.take([position[sample] for sample in samples])
     clean = some.images(range(len(some))).numpy()
-    return AttackGallery(
-        eps=eps,
-        models=tuple(models),
-        class_names=data.class_names,
-        sample=np.array(samples),
-        label=some.labels.numpy(),
-        clean=clean,
-        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
-        clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
-        prediction=shown["prediction"].to_numpy().reshape(shape),
-        files=tuple(map(printable, getattr(some, "files", ()))),
-    )
+    adversarial = np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:])
+    before, after = (shown[name].to_numpy().reshape(shape) for name in ("clean_prediction", "prediction"))
+    about = eps, tuple(models), data.class_names, np.array(samples), some.labels.numpy()
+    files = tuple(map(printable, getattr(some, "files", ())))
+    return AttackGallery(*about, clean, adversarial, before, after, files)
 
 
 def _read(path: str) -> Any:

@@ -300,13 +300,10 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     of_first, within = of_models[first].items(), sensitivity.within
     first_layer = {metric: figures.mean_line("", some, within(metric)).estimate for metric, some in of_first}
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
-    lead = words["lead"].format(
-        cosine=_interval(first_layer["cosine"], 3),
-        over=words["over"].format(seeds=seeds, least=LEAST_SEEDS) if seeds > 1 else "",
-        share=100 * first_layer["below"].value,
-        rho=_interval(first_layer["rho"], 2),
-        amplification=first_layer["amplification"].value,
-    )
+    over = words["over"].format(seeds=seeds, least=LEAST_SEEDS) if seeds > 1 else ""
+    said: Any = {"cosine": _interval(first_layer["cosine"], 3), "rho": _interval(first_layer["rho"], 2)}
+    said |= {"share": 100 * first_layer["below"].value, "amplification": first_layer["amplification"].value}
+    lead = words["lead"].format(over=over, **said)
     if (ratio := first_layer.get("relative")) is not None:
         most = max(("gamma", "rho", "cosine"), key=lambda part: abs(first_layer[f"by_{part}"].value))
         lead += words["twin"].format(ratio=_interval(ratio, 2, math.exp), most=words[most])

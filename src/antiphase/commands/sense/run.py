@@ -294,13 +294,9 @@ PARTS = (
     Part("terms", sensitivity.TERMS_SCHEMA, _PROBED, term_rows),
     Part("depth", sensitivity.DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
 )
+_PERTURBED = sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64}
 STUDY_PARTS = (
     Part("branches", sensitivity.BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
-    Part(
-        "alignment-perturbed",
-        sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
-        _PROBED | {"eps": "radius"},
-        perturbed_alignment_rows,
-    ),
+    Part("alignment-perturbed", _PERTURBED, _PROBED | {"eps": "radius"}, perturbed_alignment_rows),
 )
 """What studies measure in addition: the two branches under perturbations, and alignment at perturbed images."""

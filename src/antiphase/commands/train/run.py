@@ -275,9 +275,8 @@ class TrainingResult(Result):
 
     def sections(self) -> list[Section]:
         rows = [_numbers(epoch) for epoch in self.epochs]
-        columns, cells = tuple(rows[-1]), []
-        for row in reversed(rows):
-            cells.append(tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns))
+        columns = tuple(rows[-1])
+        cells = [tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns) for row in reversed(rows)]
         csv = pl.DataFrame(rows, infer_schema_length=None).write_csv()
         table = Table("metrics", "By epoch, the last one first", columns, tuple(cells), csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
