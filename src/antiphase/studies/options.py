@@ -21,10 +21,8 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     for at, spec in enumerate(specs):
         known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2])
         if not (known or (Path(spec).expanduser() / "recipe.json").is_file()):
-            raise UserError(
-                f"models {shown(spec)}: expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, "
-                f"diffclip:PATH, open_clip:NAME/TAG or {RELEASED}"
-            )
+            expected = "a directory of train-clip, diffclip:PATH#lambda_init=0.8, diffclip:PATH, open_clip:NAME/TAG"
+            raise UserError(f"models {shown(spec)}: expected {expected} or {RELEASED}")
         if spec in specs[:at]:
             raise UserError(f"models {shown(spec)}: given twice; give each model once")
     return specs

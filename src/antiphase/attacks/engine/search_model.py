@@ -41,7 +41,8 @@ def search_model(
     precisions: list[Precision] = ["float32" if precision == "auto" else precision]
     if precision == "auto" and multiplies_bf16(device):
         precisions.append("bf16")
-    copies = _convolutional(model)
+    # whether a copy may pay: a vision transformer has one convolution, its patch embedding
+    copies = isinstance(model, nn.Module) and sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1
     choices = [f"{form} {one}" for one in precisions for form in ("original", "copy")[: 1 + copies]]
     if len(choices) == 1:
         return model, precisions[0]
@@ -123,14 +124,7 @@ def _after(part: Any) -> Any:
     """Return what a batch norm does after normalising; None if the module is of a kind that is not known."""
     if type(part) is nn.BatchNorm2d:
         return nn.Identity()
-    if type(part).__name__ == "BatchNormAct2d":  # timm's
-        return nn.Sequential(part.drop, part.act)
-    return None
-
-
-def _convolutional(model: Any) -> bool:
-    """Return whether a copy may pay: a vision transformer has one convolution, its patch embedding."""
-    return isinstance(model, nn.Module) and sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1
+    return nn.Sequential(part.drop, part.act) if type(part).__name__ == "BatchNormAct2d" else None  # timm's
 
 
 def _fastest(choices: dict[str, tuple[Any, str]], given: list[Tensor], device: torch.device) -> str:
