@@ -1,5 +1,7 @@
 """The exception for mistakes of the caller, and other exceptions in one line of a message."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 
@@ -29,6 +31,15 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     r"""Return an exception's whole message in one line, or its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def refusing(what: str, fix: str, *failures: type[Exception]) -> Iterator[None]:
+    """Turn failures of a block into a ``UserError``: what is the matter, the failure in one line, how to fix it."""
+    try:
+        yield
+    except failures as error:
+        raise UserError(f"{what} ({first_line(error)}){fix}") from None
 
 
 _BOUNDS = {"greater_than_equal": ("of at least", "ge"), "greater_than": ("above", "gt")}

@@ -1,14 +1,15 @@
 """Any ``torch.nn.Module`` as it comes: its device, its weights and its evaluation mode."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from antiphase.errors import UserError, first_line
 
@@ -65,6 +66,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                     part.train(mode)  # may do more than set the attribute, such as separate merged weights
             with suppress(Exception):
                 part.training = mode
+
+
+@contextmanager
+def hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Keep the hooks of modules for a block."""
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
+        yield
 
 
 @contextmanager

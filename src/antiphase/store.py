@@ -9,13 +9,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
 
 from antiphase.errors import UserError
 from antiphase.files import digest, read_json, read_rows, replacing, write_json
-from antiphase.processes import Process
+from antiphase.processes import Item, Process
 
 _NAME = re.compile(r"[0-9]+-[0-9]+(-[0-9a-f]{16})?\.parquet")  # writer, number, digest
 _AGAIN = "delete it and its rows are made again"
@@ -94,8 +94,6 @@ def _read_warnings(file: Path) -> list[str]:
 
 _SLICE_BYTES = 2**28  # of images in memory at once
 
-Item = TypeVar("Item")
-
 
 def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
     """Return what is not stored yet, once every process has looked."""
@@ -120,8 +118,7 @@ class Cache:
         self, out: Path, what: Mapping[str, Any], schema: Mapping[str, Any], samples: Sequence[int], process: Process
     ) -> None:
         self.process, self.warnings = process, list[str]()
-        name = digest(json.dumps(what, sort_keys=True))[:16]
-        self.journal = Journal(out / "cells" / name, schema, process.rank)
+        self.journal = Journal(out / "cells" / digest(json.dumps(what, sort_keys=True))[:16], schema, process.rank)
         stored = set(self.journal.rows()["sample"])
         self.missing = missing(range(len(samples)), lambda at: samples[at] in stored, process)
         self.mine = process.share(self.missing)

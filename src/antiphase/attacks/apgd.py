@@ -134,25 +134,22 @@ class _Apgd:
     def step(self, rows: Rows, oracle: Oracle) -> None:
         losses = [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         (loss,), logits, (gradient,) = oracle.gradients(rows, rows["x"], losses)
-        rows.put("start_loss", rows["t"] == 0, loss)
+        rows.put(rows["t"] == 0, start_loss=loss)
         rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])
         rows["done"] = rows["t"] == self.steps
 
         rows["rises"] = rows["rises"] + ((loss > rows["last_loss"]) & (rows["t"] > 0))
         rows["last_loss"] = loss
-        higher = loss > rows["peak_loss"]
-        for name, values in (("peak", rows["x"]), ("peak_gradient", gradient), ("peak_loss", loss)):
-            rows.put(name, higher, values)
+        rows.put(loss > rows["peak_loss"], peak=rows["x"], peak_gradient=gradient, peak_loss=loss)
         interval = self.interval.to(rows["t"].device)[rows["t"].clamp(max=self.steps)]
         checkpoint = interval > 0
         few_rises = rows["rises"] < self.rho * interval
         stuck = ~rows["halved"] & (rows["peak_loss"] == rows["checkpoint_loss"])
         halve = checkpoint & (few_rises | stuck)
-        rows.put("halved", checkpoint, halve)
-        rows.put("checkpoint_loss", checkpoint, rows["peak_loss"])
-        rows.put("rises", checkpoint, torch.zeros_like(rows["rises"]))
+        none = torch.zeros_like(rows["rises"])
+        rows.put(checkpoint, halved=halve, checkpoint_loss=rows["peak_loss"], rises=none)
         rows["step_size"] = torch.where(halve, 0.5 * rows["step_size"], rows["step_size"])
-        rows.put("x", halve, rows["peak"])
+        rows.put(halve, x=rows["peak"])
         gradient = torch.where(per_row(halve, gradient), rows["peak_gradient"], gradient)
         x, clean, eps, threat = rows["x"], rows["clean"], rows["eps"], self.threat
         stride = per_row(rows["step_size"], x) * steepest(gradient, threat.norm)
@@ -189,14 +186,13 @@ class _ApgdL1:
     def _begin(self, rows: Rows, begins: Flags, factor: float) -> None:
         """Go on from the best iterate, within another radius, in the rows where a phase begins."""
         clean = rows["clean"]
-        rows.put("radius", begins, factor * rows["eps"])
+        rows.put(begins, radius=factor * rows["eps"])
         x = project(rows["peak"], clean, rows["radius"], "l1", self.threat.bounds)
         changed = row_norm(x - clean, "l0")
         new = {"x": x, "peak": x, "step_size": rows["radius"], "changed": changed, "begin": rows["t"]}
         new["share"] = changed / clean[0].numel() / _SPARSE
         new["peak_loss"] = torch.full_like(changed, -torch.inf)
-        for name, values in new.items():
-            rows.put(name, begins, values)
+        rows.put(begins, **new)
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
         t, clean = rows["t"], rows["clean"]
@@ -207,21 +203,17 @@ class _ApgdL1:
         losses = [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         (loss,), logits, (gradient,) = oracle.gradients(rows, x, losses)
         counts = t >= self.begins[-1]
-        kept = torch.where(counts, loss, -torch.inf)
-        rows.put("start_loss", t == 0, loss)  # later phases begin at an iterate that has risen already
-        rows.keep_best(x, kept, counts & (logits.argmax(1) != rows["label"]))
+        rows.put(t == 0, start_loss=loss)  # later phases begin at an iterate that has risen already
+        rows.keep_best(x, torch.where(counts, loss, -torch.inf), counts & (logits.argmax(1) != rows["label"]))
         rows["done"] = t == self.steps
-        higher = loss > rows["peak_loss"]
-        for name, values in (("peak", x), ("peak_gradient", gradient), ("peak_loss", loss)):
-            rows.put(name, higher, values)
+        rows.put(loss > rows["peak_loss"], peak=x, peak_gradient=gradient, peak_loss=loss)
         check = (t > rows["begin"]) & ((t - rows["begin"]) % self.interval == 0)
         changed = row_norm(rows["peak"] - clean, "l0")
         sparser = check & (changed < 0.95 * rows["changed"])
         slower = torch.maximum(rows["step_size"] / _SLOWER, rows["radius"] / _SLOWEST)
         rows["step_size"] = torch.where(sparser, rows["radius"], torch.where(check, slower, rows["step_size"]))
-        rows.put("changed", check, changed)
-        rows.put("share", check, changed / clean[0].numel() / _SPARSE)
-        rows.put("x", sparser, rows["peak"])
+        rows.put(check, changed=changed, share=changed / clean[0].numel() / _SPARSE)
+        rows.put(sparser, x=rows["peak"])
         gradient = torch.where(per_row(sparser, x), rows["peak_gradient"], gradient)
         ranks = gradient.flatten(1).abs().sort(dim=1).values
         first = ((1.0 - rows["share"]) * ranks.shape[1]).long().clamp(0, ranks.shape[1] - 1)

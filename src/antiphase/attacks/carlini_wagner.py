@@ -126,11 +126,11 @@ class _CarliniWagner:
         target = rows["target"] if self.targets else None
         (value,), logits, (slope,) = oracle.gradients(rows, x, [partial(margin, labels=rows["label"], targets=target)])
         hinge = (self.confidence - value).clamp_min(0.0)
-        rows.put("clean_hinge", (rows["trial"] == 0) & (rows["t"] == 0), hinge)
+        rows.put((rows["trial"] == 0) & (rows["t"] == 0), clean_hinge=hinge)
         over = margin(logits, rows["label"]) >= self.confidence  # any wrong class counts, not only the target
         adversarial = (logits.argmax(1) != rows["label"]) & over
         distance, nearer = rows.keep_nearest(x, adversarial, self.threat)
-        rows.put("best_w", nearer, rows["w"])
+        rows.put(nearer, best_w=rows["w"])
         ended = self._judge(rows, distance.square(), hinge, adversarial)
         pull = per_row(rows["const"] * (value <= self.confidence), x) * slope
         gradient = (2.0 * (x - clean) - pull) * self.half * (1.0 - tanh * tanh)
@@ -148,10 +148,7 @@ class _CarliniWagner:
         check = (rows["t"] > 0) & (rows["t"] % self.interval == 0)
         stalled = check & (rows["lowest"] > (1.0 - _LEAST_PROGRESS) * rows["previous"])
         ended = (rows["t"] == self.steps - 1) | (stalled & self.abort_early)
-        goes_on = check & ~ended
-        rows.put("previous", goes_on, rows["lowest"])
-        rows.put("lowest", goes_on, torch.full_like(square, torch.inf))
-        rows.put("enough", goes_on, enough)
+        rows.put(check & ~ended, previous=rows["lowest"], lowest=torch.full_like(square, torch.inf), enough=enough)
         return ended
 
     def _move(self, rows: Rows, gradient: Tensor) -> None:
@@ -167,14 +164,14 @@ class _CarliniWagner:
     def _search(self, rows: Rows, ended: Flags) -> None:
         """Set the next c of the rows whose run has ended."""
         const = rows["const"]
-        rows.put("upper", ended & rows["enough"], const)
-        rows.put("lower", ended & ~rows["enough"], const)
+        rows.put(ended & rows["enough"], upper=const)
+        rows.put(ended & ~rows["enough"], lower=const)
         larger = (10.0 * const).clamp(max=_LARGEST_CONST)
-        rows.put("const", ended, torch.where(rows["upper"].isinf(), larger, 0.5 * (rows["lower"] + rows["upper"])))
+        rows.put(ended, const=torch.where(rows["upper"].isinf(), larger, 0.5 * (rows["lower"] + rows["upper"])))
         again = ended & rows["loss"].isfinite()
-        rows.put("w", again, rows["best_w"])
+        rows.put(again, w=rows["best_w"])
         unit = self.half * row_norm(1.0 - _tanh(rows["w"]).square(), "l2")
-        rows.put("rate", again, (_STRIDE * -rows["loss"] / unit).clamp(max=self.learning_rate))
+        rows.put(again, rate=(_STRIDE * -rows["loss"] / unit).clamp(max=self.learning_rate))
         rows["trial"] = rows["trial"] + ended
         self._start_run(rows, ended)
 
@@ -184,7 +181,7 @@ class _CarliniWagner:
         fresh |= {"t": torch.zeros_like(rows["label"]), "enough": torch.zeros_like(rows["found"])}
         for name, values in fresh.items():
             rows.setdefault(name, values)
-            rows.put(name, which, values)
+        rows.put(which, **fresh)
 
 
 def _tanh(w: Tensor) -> Tensor:

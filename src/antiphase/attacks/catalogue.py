@@ -47,8 +47,7 @@ def find_attack(name: str, **settings: Any) -> Ensemble:
     known = keywords(spec.attack)
     for setting in settings:
         if setting not in known:
-            wanted = f"expected {', '.join(known) or 'none'}"
-            raise UserError(f"attack {name!r} has no setting {setting!r}: {wanted}")
+            raise UserError(f"attack {name!r} has no setting {setting!r}: expected {', '.join(known) or 'none'}")
     settings = {setting: check_argument(spec.attack, setting, value) for setting, value in settings.items()}
     if spec.stages is not None:
         return spec.stages(**settings)
@@ -65,8 +64,7 @@ def add_attack(name: str, attack: AttackFunction) -> None:
 
 def keywords(attack: AttackFunction) -> dict[str, Any]:
     """Return the settings of an attack function with their defaults; None for one that must be given."""
-    parameters = inspect.signature(attack).parameters.values()
-    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+    own = [one for one in inspect.signature(attack).parameters.values() if one.kind is one.KEYWORD_ONLY]
     return {one.name: None if one.default is one.empty else one.default for one in own}
 
 

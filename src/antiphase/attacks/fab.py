@@ -153,8 +153,7 @@ class _Fab:
         """Note the iterate where it has crossed the boundary, then step onto the boundary seen from it."""
         turns = rows["exact"] & (rows["t"] == self.exact_from) & rows["loss"].isfinite()
         if turns.any():  # rows whose steps in float32 begin look at their nearest example again
-            rows.put("x", turns, rows["best"])
-            rows.put("best", turns, rows["clean"])
+            rows.put(turns, x=rows["best"], best=rows["clean"])
             rows["loss"] = rows["loss"].masked_fill(turns, -torch.inf)
             rows["found"] = rows["found"] & ~turns
         x, clean = rows["x"], rows["clean"]
@@ -164,7 +163,7 @@ class _Fab:
         rows["done"] = rows["t"] == self.steps
         if self.final_search:
             self._search_segment(rows, oracle, rows["done"] | (rows["found"] & self.early_stop))
-        rows.put("x", adversarial, clean + self.beta * (x - clean))
+        rows.put(adversarial, x=clean + self.beta * (x - clean))
         value, gradient = _nearest(values, gradients, rows["x"] - x, self.threat.norm)
         rows["x"] = self._towards(rows, value, gradient)
         rows["t"] = rows["t"] + 1
@@ -208,8 +207,7 @@ class _Fab:
         length = row_norm(step, threat.norm).clamp_min(1e-8)
         clean_length = row_norm(clean_step, threat.norm).clamp_min(1e-8)
         alpha = per_row((length / (length + clean_length)).clamp(max=self.alpha_max), x)
-        mixed = (1.0 - alpha) * (x + self.eta * step) + alpha * (clean + self.eta * clean_step)
-        return mixed.clamp(*threat.bounds)
+        return ((1.0 - alpha) * (x + self.eta * step) + alpha * (clean + self.eta * clean_step)).clamp(*threat.bounds)
 
     def _differences(self, rows: Rows, oracle: Oracle) -> list[Loss]:
         """Return, as functions of the logits, the target's logit less the label's, or each other class's."""

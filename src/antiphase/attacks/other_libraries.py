@@ -171,7 +171,7 @@ class _Foreign:
         self.unusable += int((~usable).sum())
         self.clipped += int((excess > self.threat.tolerance * max(1.0, *map(abs, self.threat.bounds))).sum())
         self.excess = max([self.excess, *excess.tolist()])
-        rows.put("best", usable, clipped)
+        rows.put(usable, best=clipped)
         rows["forwards"] = rows["forwards"] + math.ceil(counter.forwards / len(clean))
         rows["backwards"] = rows["backwards"] + math.ceil(counter.backwards / len(clean))
         rows["done"] = torch.ones_like(rows["done"])

@@ -142,7 +142,7 @@ class PgdSearch:
         norm, bounds, t = self.threat.norm, self.threat.bounds, rows["t"]
         losses = [lambda logits: self.loss(logits, rows["label"], rows["target"])]
         (loss,), logits, (gradient,) = oracle.gradients(rows, rows["x"], losses)
-        rows.put("start_loss", t == 0, loss)
+        rows.put(t == 0, start_loss=loss)
         rows.keep_best(rows["x"], loss, logits.argmax(1) != rows["label"])
         rows["done"] = t == self.steps
         if "mask" in rows:

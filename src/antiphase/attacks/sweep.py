@@ -148,8 +148,7 @@ def sweep(
             pieces[number] = left, part
             whole = _merged(whole, part, left, here)
             if options.on_finished is not None:
-                over = left if number + 1 == len(ensemble.stages) else left[part.success]
-                options.on_finished(over, whole.arrays)
+                options.on_finished(left if number + 1 == len(ensemble.stages) else left[part.success], whole.arrays)
             left = left[~part.success]
         before = _concluded(ensemble, whole, pieces, count if down else len(images), before if carries else None)
         results.append(before)

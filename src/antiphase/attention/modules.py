@@ -155,10 +155,9 @@ class _SelfAttention(nn.Module):
         # A2 multiplies all values of its group at once
         times = max(1, layout.keys // layout.noise)
         wide = v.unflatten(-1, (-1, times * layout.values)).transpose(1, 2)
-        second = keys[:, layout.keys :]
         if wide.shape[1] < layout.noise:
             wide = wide.repeat_interleave(layout.noise // wide.shape[1], 1)
-        others = attend_grouped(two, second, wide, mask, backend).unflatten(-1, (times, -1))
+        others = attend_grouped(two, keys[:, layout.keys :], wide, mask, backend).unflatten(-1, (times, -1))
         others = others.transpose(2, 3).flatten(1, 2)
         return products, others.repeat_interleave(layout.signal // others.shape[1], 1)
 

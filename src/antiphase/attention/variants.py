@@ -68,8 +68,7 @@ def layout_of(variant: Variant, dim: int, num_heads: int, ratio: int | None, kv_
     if ratio is not None and not grouped:
         raise UserError(f"ratio {ratio}: a {variant.label} has one A2 for each A1; leave it out")
     if kv_heads is not None and halved:
-        why = f"each map of a {variant.label} has keys of its own"
-        raise UserError(f"kv_heads {kv_heads}: {why}; leave it out")
+        raise UserError(f"kv_heads {kv_heads}: each map of a {variant.label} has keys of its own; leave it out")
     width = dim // num_heads
     if halved:
         return Layout(num_heads // 2, num_heads // 2, num_heads // 2, width, 2 * width, paired=True)

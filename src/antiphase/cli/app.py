@@ -69,9 +69,8 @@ class PlainCommand(TyperCommand):
                 for name, text in shown:
                     head = f"  {name}".ljust(column)
                     first = [] if head.endswith("  ") else [head]
-                    start = " " * column if first else head
                     body = f"\n{' ' * column}".join(_lines(text, formatter.width - column))
-                    formatter.write("\n".join([*first, start + body]) + "\n")
+                    formatter.write("\n".join([*first, (" " * column if first else head) + body]) + "\n")
 
 
 def _lines(text: str, width: int) -> list[str]:

@@ -232,22 +232,14 @@ def write_run(
     cards = {name: model_card.card_of(model) for name, model in models.items()}
     preprocessing = {name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing}
     with_images = isinstance(data, ImageSet) and hasattr(options, "resize")
-    about = {
-        "command": command,
-        "options": options.record(),
-        "settings": settings,
-        "models": {name: card.spec for name, card in cards.items()},
-        "fingerprints": {name: fingerprint(model) for name, model in models.items()},
-        **({"preprocessing": preprocessing} if preprocessing else {}),
-        **({"images": described_pixels(data)} if with_images else {}),
-        "architectures": {name: _architecture(model) for name, model in models.items()},
-        "data": data.name,
-        "data_fingerprint": data.fingerprint(),
-        "n": len(data),
-        **finished(out, began),
-        **environment_record(device_of(lineup.models[0])),
-        "warnings": warnings,
-        "sha256": digests,
-    }
+    about = {"command": command, "options": options.record(), "settings": settings}
+    about |= {"models": {name: card.spec for name, card in cards.items()}}
+    about |= {"fingerprints": {name: fingerprint(model) for name, model in models.items()}}
+    about |= {"preprocessing": preprocessing} if preprocessing else {}
+    about |= {"images": described_pixels(data)} if with_images else {}
+    about |= {"architectures": {name: _architecture(model) for name, model in models.items()}}
+    about |= {"data": data.name, "data_fingerprint": data.fingerprint(), "n": len(data)}
+    about |= finished(out, began) | environment_record(device_of(lineup.models[0]))
+    about |= {"warnings": warnings, "sha256": digests}
     write_json(out / "run.json", about | record)
     write_json(out / "summary.json", summary)

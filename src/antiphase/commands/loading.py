@@ -20,7 +20,7 @@ from torch import nn
 from antiphase.commands.options import Options
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import FileImages
-from antiphase.errors import UserError, first_line, shown
+from antiphase.errors import UserError, refusing, shown
 from antiphase.models.card import ModelCard, attention_kind, is_own_code, square_of, with_card
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import code_of
@@ -134,12 +134,11 @@ def find_device(name: str) -> torch.device:
     """Return the device of a name, which can be used; auto takes a GPU where there is one."""
     if name == "auto":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    try:
+    # torch imports a module for some, and raises anything
+    with refusing(f"device {shown(name)} cannot be used", "; try --device cpu", Exception):
         with warnings.catch_warnings(action="ignore"):  # of those that are deprecated
             device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" has no values
-    except Exception as error:  # torch imports a module for some, and raises anything
-        raise UserError(f"device {shown(name)} cannot be used ({first_line(error)}); try --device cpu") from None
     if device.type == "cuda":
         cudnn: Any = torch.backends.cudnn
         cudnn.conv.fp32_precision = "ieee"  # torch's default would round images to 10 bits
@@ -225,6 +224,5 @@ def _add_card(spec: str, model: nn.Module, images: ImageSet) -> None:
         raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")
     count = logits.shape[1]
     # labels count the outputs, but for those of folders, whose order could be another
-    same = len(images.class_names) == count and not isinstance(images, FileImages)
-    names = images.class_names if same else None
+    names = images.class_names if len(images.class_names) == count and not isinstance(images, FileImages) else None
     with_card(model, ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names))

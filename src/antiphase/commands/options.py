@@ -92,8 +92,7 @@ class Options(BaseModel):
             raise UserError(f"{info.field_name} {shown(value)}: expected an integer of at most {_MOST}")
         for marker in markers:
             if isinstance(marker, Typed) and marker.choices is not None and value not in marker.choices:
-                choices = ", ".join(marker.choices)
-                raise UserError(f"{info.field_name} {shown(value)}: expected one of {choices}")
+                raise UserError(f"{info.field_name} {shown(value)}: expected one of {', '.join(marker.choices)}")
         return value
 
     def chosen(self, *names: str) -> dict[str, Any]:
@@ -131,8 +130,7 @@ def read_numbers(value: Any) -> Any:
     if isinstance(value, int | float):
         return (value,)
     with suppress(TypeError):  # a tensor without axes
-        listed = isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)
-        return tuple(value) if listed else value
+        return tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else value
     return value
 
 
@@ -252,62 +250,48 @@ def _one(spec: Any) -> Any:
 
 Single = Annotated[str, BeforeValidator(_one), Typed(metavar="MODEL")]
 OneModel = Annotated[Single, Typed(argument=True), Field(description=f"Model: {_FORMS}")]
-Against = Annotated[
-    Models,
-    Field(
-        description="Model to compare with, such as the twin with standard attention; several separated by commas, one "
-        "for each model."
-    ),
-]
+_AGAINST = (
+    "Model to compare with, such as the twin with standard attention; several separated by commas, one for each model."
+)
+Against = Annotated[Models, Field(description=_AGAINST)]
+_SEEDS = (
+    "Training seeds, over which the results are averaged, separated by commas: of the models in their order, and of "
+    "their twins; or of one model, built with each of them, whose name may hold {seed}, as in runs/vit-{seed}."
+)
 Seeds = Annotated[
     tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...],
     BeforeValidator(read_numbers),
     Typed(text=lambda seeds: ",".join(map(str, seeds)), metavar="N,…"),
-    Field(
-        description="Training seeds, over which the results are averaged, separated by commas: of the models in their "
-        "order, and of their twins; or of one model, built with each of them, whose name may hold {seed}, as in "
-        "runs/vit-{seed}."
-    ),
+    Field(description=_SEEDS),
 ]
 _OF_LIBRARIES = "timm:, torchvision:, hf: and open_clip: models"
 RandomWeights = Annotated[bool, Field(description=f"Build {_OF_LIBRARIES} with random weights, without a download.")]
 
 # images
-Classes = Annotated[
-    Path | None,
-    Field(
-        description="Text file with the data's class names in the order of the model's outputs, one per line; a blank "
-        "line stands for a class missing from the data. If not given: classes are matched by the names stored with the "
-        "model."
-    ),
-]
+_CLASSES = (
+    "Text file with the data's class names in the order of the model's outputs, one per line; a blank line stands for "
+    "a class missing from the data. If not given: classes are matched by the names stored with the model."
+)
+Classes = Annotated[Path | None, Field(description=_CLASSES)]
 Split = Annotated[str, Field(description="Split of the data: test, train or another that the source has.")]
 Limit = Annotated[int | None, Typed(metavar="N"), Field(ge=1, description="Use at most N images.")]
 SkipBad = Annotated[bool, Field(description="Leave out images that cannot be read, and count them.")]
-ImageSize = Annotated[
-    int | None,
-    Field(
-        ge=1,
-        description="Side in pixels of image files once they are resized. If not given: the model's, or, if it takes "
-        "any, the source's.",
-    ),
-]
-Resize = Annotated[
-    Literal["squash", "crop"] | None,
-    Field(
-        description="How image files become squares: squash changes the aspect ratio, crop takes the centre. If not "
-        "given: as the model's library does, or crop."
-    ),
-]
+_IMAGE_SIZE = (
+    "Side in pixels of image files once they are resized. If not given: the model's, or, if it takes any, the source's."
+)
+ImageSize = Annotated[int | None, Field(ge=1, description=_IMAGE_SIZE)]
+_RESIZE = (
+    "How image files become squares: squash changes the aspect ratio, crop takes the centre. If not given: as the "
+    "model's library does, or crop."
+)
+Resize = Annotated[Literal["squash", "crop"] | None, Field(description=_RESIZE)]
 
 # questions
-Suffix = Annotated[
-    Unicode,
-    Field(
-        description="Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer "
-        "the question using a single word or phrase.' is one."
-    ),
-]
+_SUFFIX = (
+    "Put behind every question to a vision-language model, on a line of its own. LLaVA's 'Answer the question using a "
+    "single word or phrase.' is one."
+)
+Suffix = Annotated[Unicode, Field(description=_SUFFIX)]
 
 # the run
 Out = Annotated[Directory, Field(description="Directory to write. The same command resumes a killed run.")]
@@ -317,13 +301,11 @@ BatchSize = Annotated[int | None, Field(ge=1, le=MOST_AT_ONCE, description=_BATC
 Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:1 and so on.")]
 Quiet = Annotated[bool, Typed(flags=("--quiet", "-q")), Field(description="Show no progress bars.")]
 
-Track = Annotated[
-    Words,
-    Field(
-        description="Experiment trackers that get loss, accuracy, learning rate and λ by layer, separated by commas: "
-        "tensorboard, wandb, mlflow or another that accelerate supports. Affects no result."
-    ),
-]
+_TRACK = (
+    "Experiment trackers that get loss, accuracy, learning rate and λ by layer, separated by commas: tensorboard, "
+    "wandb, mlflow or another that accelerate supports. Affects no result."
+)
+Track = Annotated[Words, Field(description=_TRACK)]
 
 
 class Measurement(Options):

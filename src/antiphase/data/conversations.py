@@ -85,8 +85,7 @@ def load_conversations(
     source = find_named(plain, _SOURCES, "source of conversations")
     settings = query_settings(query)
     if unknown := settings.keys() - source.settings:
-        known = ", ".join(source.settings) or "none"
-        raise UserError(f"{name}: no setting {min(unknown)!r}; expected {known}")
+        raise UserError(f"{name}: no setting {min(unknown)!r}; expected {', '.join(source.settings) or 'none'}")
     whole = source.load(name, "train", root, path=plain.partition(":")[2], stage=stage, seed=seed, **settings)
     if limit is None or limit >= len(whole):
         return whole
@@ -199,13 +198,10 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
             return None, ((f"The image shows {caption}.\n{first}", answer), *rest)
         return row, ((first, answer), *rest)
 
-    return Conversations(
-        [f"{scenes.name}-{number}" for number in scenes.ids.tolist()],
-        look,
-        scenes.pixels,
-        # the number rises when the same scene and seed give other turns
-        cache(lambda: digest("emoji conversations", "2", scenes.fingerprint(), str(stage), str(seed))),
-    )
+    names = [f"{scenes.name}-{number}" for number in scenes.ids.tolist()]
+    # the number rises when the same scene and seed give other turns
+    fingerprint = cache(lambda: digest("emoji conversations", "2", scenes.fingerprint(), str(stage), str(seed)))
+    return Conversations(names, look, scenes.pixels, fingerprint)
 
 
 _SOURCES = listed_sources("conversations")

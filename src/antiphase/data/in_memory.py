@@ -17,7 +17,7 @@ from antiphase.data.decoding import flat, pil_to_tensor
 from antiphase.data.folders import SPLITS, choose_split
 from antiphase.data.image_sets import prompt_names
 from antiphase.data.images import ArrayImages, subset_rows
-from antiphase.errors import NoSuchSplit, UserError, first_line, shown
+from antiphase.errors import NoSuchSplit, UserError, first_line, refusing, shown
 from antiphase.files import printable, regular_file
 
 Names = Sequence[str] | None  # of the classes; None: as the data have them
@@ -188,7 +188,8 @@ def _plain(labels: Any) -> Any:
 
 def checked_pixels(name: str, images: Any) -> Tensor:
     """Return images ``(images, channels, height, width)`` as uint8 in 0..255 or float32 in [0, 1]."""
-    try:
+    wrong = (TypeError, ValueError, RuntimeError)
+    with refusing(f"{name}: images are no array of numbers", f"; expected {_EXPECTED}", *wrong):
         if isinstance(images, np.ma.MaskedArray):
             raise TypeError("they are masked")
         if isinstance(images, Tensor) and (images.is_nested or images.layout is not torch.strided):
@@ -200,8 +201,6 @@ def checked_pixels(name: str, images: Any) -> Tensor:
             # torch takes neither another byte order nor negative strides, and warns of arrays that are read-only
             images = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
         pixels = images.detach().cpu().contiguous()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{name}: images are no array of numbers ({first_line(error)}); expected {_EXPECTED}") from None
     shape, kind = tuple(pixels.shape), str(pixels.dtype).removeprefix("torch.")
     whole = pixels.dtype == torch.uint8
     is_batch = len(shape) == 4 and shape[1] in (1, 3) and math.prod(shape) > 0

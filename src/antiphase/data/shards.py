@@ -140,14 +140,10 @@ class ShardStream:
         decoded = in_threads(lambda one: (*one, decode(one[0])), samples, ahead=2 * size * len(lanes))
         while outcomes := list(itertools.islice(decoded, size * len(lanes))):
             good = [(sample, image) for sample, _, image in outcomes if isinstance(image, Tensor)]
-            keys = [key("shard", sample.shard, sample.key) for sample, _ in good]
-            yield PairBatch(
-                ids=torch.tensor(keys, dtype=torch.int64),
-                images=[image for _, image in good],
-                captions=[(sample.caption,) for sample, _ in good],
-                size=batch_size,
-                bad=(*outcomes[0][1], *(str(image) for *_, image in outcomes if isinstance(image, UserError))),
-            )
+            ids = torch.tensor([key("shard", sample.shard, sample.key) for sample, _ in good], dtype=torch.int64)
+            images, captions = [image for _, image in good], [(sample.caption,) for sample, _ in good]
+            unusable = (*outcomes[0][1], *(str(image) for *_, image in outcomes if isinstance(image, UserError)))
+            yield PairBatch(ids, images, captions, batch_size, unusable)
 
     def _lane(self, number: int, seed: int, epoch: int, bad: list[str]) -> Iterator[RawSample]:
         shards = self.shards[number :: self.lanes]

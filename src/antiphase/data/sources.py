@@ -181,9 +181,7 @@ def load_data(
         raise UserError(f"{images.name} has images of {shape}, not {expected}, and arrays are not resized")
     if num_classes not in (None, len(images.class_names)):
         raise UserError(f"{images.name} has {len(images.class_names)} classes, not {num_classes}")
-    if skip_bad:
-        return images.without_unreadable(limit, seed, progress=progress)
-    return images.subset(limit, seed)
+    return images.without_unreadable(limit, seed, progress=progress) if skip_bad else images.subset(limit, seed)
 
 
 def _own_images(

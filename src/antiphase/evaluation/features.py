@@ -56,8 +56,7 @@ class FeatureStore:
                 ahead=2,
             )
             for part in batches:
-                features = [self._forward(tower.features, next(ready).to(device), device) for _ in part]
-                yield torch.cat(features)
+                yield torch.cat([self._forward(tower.features, next(ready).to(device), device) for _ in part])
 
         about = ("images", content_key(data), repr(tower.square), self.precision)
         return self._stored(model, about, len(data), compute, f"{data.name} ({data.split})")

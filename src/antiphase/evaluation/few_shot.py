@@ -136,8 +136,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     support, queries = (image_features(model, part, protocol, store).to(place) for part in parts)
     setting, blocks = f"{protocol.ways}-way {protocol.shots}-shot", []
     for seed in range(protocol.seeds):
-        episodes = _episodes(source, protocol, protocol.episodes, seed)
-        scores = few_shot_accuracies(support, queries, episodes)
+        scores = few_shot_accuracies(support, queries, _episodes(source, protocol, protocol.episodes, seed))
         blocks.append(outcome_rows(setting=setting, seed=seed, unit=range(len(scores)), score=scores))
     return pl.concat(blocks)
 

@@ -120,9 +120,8 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
         pairs[odd, even] = kind, (one, two), images
     kinds, statements, files = zip(*pairs.values(), strict=True)
     types = [*dict.fromkeys(kinds)]
-    patterns = tuple(map(types.index, kinds))
     names = PATTERNS if len(types) == len(PATTERNS) else tuple(types)
-    return MmvpSet(name, patterns, names, statements, files, tuple(pairs), folder)
+    return MmvpSet(name, tuple(map(types.index, kinds)), names, statements, files, tuple(pairs), folder)
 
 
 def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:

@@ -3,7 +3,6 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence, Set
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,7 +16,7 @@ from antiphase.data.decoding import Square, describe_transform
 from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
 from antiphase.models.preprocessing import Preprocessing
-from antiphase.modules import to_evaluation
+from antiphase.modules import hooked, to_evaluation
 from antiphase.terminal import eps_label
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
@@ -104,11 +103,12 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     """
     by_module: dict[nn.Module, Any] = {}
     lambdas: list[Tensor] = []
-    with torch.no_grad(), ExitStack() as hooks:
-        readers = [module for module in model.modules() if inputs and reads_tokens(module)]
-        for module in readers:
-            hook = module.register_forward_hook(lambda module, args, lam: by_module.__setitem__(module, lam))
-            hooks.enter_context(hook)
+    readers = [module for module in model.modules() if inputs and reads_tokens(module)]
+
+    def keep(module: nn.Module, args: Any, lam: Tensor) -> None:
+        by_module[module] = lam
+
+    with torch.no_grad(), hooked(module.register_forward_hook(keep) for module in readers):
         if readers:
             model(*inputs)
         for module in model.modules():

@@ -46,12 +46,10 @@ def write_open_clip(model: CLIP, directory: Path) -> Path:
     image = {"image_size": vision.image_size, "timm_model_name": trunk, "timm_model_pretrained": False}
     words = text.model_dump(include={"context_length", "vocab_size", "mlp_ratio"})
     words |= {"width": text.dim, "heads": text.num_heads, "layers": text.depth}
-    sizes = {
-        "embed_dim": config.embed_dim,
-        "quick_gelu": True,  # of the text tower; timm's towers have GELU
-        "vision_cfg": image | {"timm_pool": "", "timm_proj": "linear"},
-        "text_cfg": words | {"norm_kwargs": {"eps": text.norm_eps}},
-    }
+    # of the text tower; timm's towers have GELU
+    sizes: dict[str, object] = {"embed_dim": config.embed_dim, "quick_gelu": True}
+    sizes |= {"vision_cfg": image | {"timm_pool": "", "timm_proj": "linear"}}
+    sizes |= {"text_cfg": words | {"norm_kwargs": {"eps": text.norm_eps}}}
     pixels = {"mean": vision.mean or _HALF, "std": vision.std or _HALF, "resize_mode": "shortest"}
     pixels |= {"interpolation": config.interpolation}
     write_json(directory / OPEN_CLIP_CONFIG, {"model_cfg": sizes, "preprocess_cfg": pixels})

@@ -3,9 +3,8 @@
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.schemes.scheme import drawn_from, named_spec
-from antiphase.modules import device_of
+from antiphase.modules import device_of, hooked
 from antiphase.registry import MODELS
 
 FOLDER = "folder"  # in the recipe's file: that of the specification's relative paths
@@ -108,14 +107,15 @@ def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Modul
 
 def last_linear(model: nn.Module, images: Tensor) -> tuple[str, Tensor] | None:
     """Return the name and the input of the linear layer whose output the logits are; None if it is another."""
-    calls: list[tuple[str, Tensor, Tensor]] = []  # with the output of each linear layer
-    with ExitStack() as hooks:
-        for name, part in model.named_modules():
-            if isinstance(part, nn.Linear):
-                note = partial(lambda name, _, inputs, output: calls.append((name, inputs[0], output)), name)
-                hooks.enter_context(part.register_forward_hook(note))
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # with the output of each linear layer
+
+    def note(part: nn.Module, inputs: Any, output: Tensor) -> None:
+        calls.append((part, inputs[0], output))
+
+    names: dict[nn.Module, str] = {part: name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    with hooked(part.register_forward_hook(note) for part in names):
         logits = model(images).data_ptr()
-    return next(((name, x) for name, x, y in reversed(calls) if y.data_ptr() == logits and x.ndim == 2), None)
+    return next(((names[one], x) for one, x, y in reversed(calls) if y.data_ptr() == logits and x.ndim == 2), None)
 
 
 def code_of(text: str) -> str:

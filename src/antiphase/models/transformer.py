@@ -20,13 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from antiphase.arguments import Fields
 from antiphase.attention import DifferentialAttention, SoftmaxAttention
 from antiphase.attention.modes import is_outputs_only
-from antiphase.attention.modules import NormedAttention
+from antiphase.attention.modules import NormedAttention, Tokens
 from antiphase.errors import UserError
 from antiphase.registry import ATTENTION, LAMBDAS, SCHEDULES, VARIANTS, VITS, find
 
 AttentionFactory = Callable[[int], nn.Module]  # from the index of a layer
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Tokens = Float[Tensor, "batch tokens dim"]
 
 
 class QuickGELU(nn.Module):

@@ -64,8 +64,7 @@ class ZeroShotClassifier(nn.Module):
         embedded = encoder.encode_image(images)
         # bf16 would round a logit of 25 to multiples of 1/8
         with torch.autocast(images.device.type, enabled=False):
-            directions = F.normalize(embedded.to(self.weights.dtype), dim=-1)
-            return encoder.logit_scale.exp() * (directions @ self.weights)
+            return encoder.logit_scale.exp() * (F.normalize(embedded.to(self.weights.dtype), dim=-1) @ self.weights)
 
 
 @validated

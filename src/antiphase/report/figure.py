@@ -39,8 +39,7 @@ def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
     attention = {model["name"]: model["attention"] for model in models}
     first, further, found = dict(_FIRST), itertools.cycle(_FURTHER), []
     for name, members in by_seed(models).items():
-        color = first.pop(attention[members[0]], None) or next(further)
-        found.append(Family(name, color, tuple(members)))
+        found.append(Family(name, first.pop(attention[members[0]], None) or next(further), tuple(members)))
     return found
 
 
@@ -298,8 +297,7 @@ def as_svg(figure: Figure) -> str:
 
 def inline_svg(svg: str, name: str, description: str) -> str:
     """Prepare an SVG document for a page: without prologue, on no ground, with unique ids, scalable and labelled."""
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'\bid="', f'id="{name}-', svg[svg.index("<svg") :])
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
     for size in ("width", "height"):
         body = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", body, count=1)

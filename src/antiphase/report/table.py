@@ -66,8 +66,9 @@ class OnConsole:
         needed = sum(widths[place] + 2 for place in numbers)
         widest = max((widths[place] + 2 for place in numbers), default=0)
         room = max(full - needed, min(_WORDS, full - widest))
+        least = {at: max(cell_len(part) for line in self._lines(at) for part in _BREAKS.split(line)) for at in words}
         while sum(widths[place] + 2 for place in words) > room:
-            wide = [place for place in words if widths[place] > self._least(place)]
+            wide = [place for place in words if widths[place] > least[place]]
             if not wide:
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
@@ -92,9 +93,6 @@ class OnConsole:
     def _lines(self, place: int) -> list[str]:
         fields = (row[place] for row in self.table.rows)
         return [self.table.columns[place], *(line for field in fields for line in (field.text, *field.notes))]
-
-    def _least(self, place: int) -> int:
-        return max(cell_len(part) for line in self._lines(place) for part in _BREAKS.split(line))
 
 
 def tabulate(

@@ -58,8 +58,7 @@ def is_known(module: nn.Module) -> bool:
 
 def block_ends(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Return the parts of a block that get its attention's tokens and output, without norm, residual path and scale."""
-    known = _registered(block, _BLOCKS)
-    return (block.get_submodule("in_proj"), block.get_submodule("ls")) if known else None
+    return (block.get_submodule("in_proj"), block.get_submodule("ls")) if _registered(block, _BLOCKS) else None
 
 
 def _registered(module: nn.Module, table: Any = None) -> type | str | None:
@@ -175,7 +174,6 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
         raise UserError(f"{call.name}: cross-attention is not supported; expected self-attention")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(f"{call.name}: keys and values of other widths, bias_k, add_zero_attn are not known")
-    tangent = None if call.tangent is None else call.batch_first(call.tangent)
     x, heads = call.batch_first(call.tokens), module.num_heads
     biases = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     mask = _additive(call.given(4, "attn_mask"), x, forbids=True)
@@ -185,7 +183,7 @@ def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     if padding is not None:
         mask = padding[:, None, None] + (0 if mask is None else mask)
     branch, v = _branch(x, module.in_proj_weight.chunk(3), biases, (heads,) * 3, mask)
-    call = replace(call, tokens=x, tangent=tangent)
+    call = replace(call, tokens=x, tangent=None if call.tangent is None else call.batch_first(call.tangent))
     return _layer(call, [branch], v, lambda heads: module.out_proj(_merge(heads)))
 
 

@@ -10,7 +10,6 @@ signal. The column ``alpha`` of stored rows is ‖Δ(d)‖ / (L(d)·‖Δ(d−1)
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -21,11 +20,11 @@ from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
 from antiphase.errors import UserError
+from antiphase.modules import hooked
 from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention, first_of
-from antiphase.sensitivity.lipschitz import power_iteration
+from antiphase.sensitivity.lipschitz import PerSample, power_iteration
 from antiphase.sensitivity.maps import attention_layers, make_call, record, until
 
-PerSample = Float[Tensor, " batch"]
 PerHead = Float[Tensor, "batch heads"]
 PerLayer = Float[Tensor, "batch layers"]
 
@@ -63,9 +62,8 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
         calls.append(make_call(name, module, args, kwargs, output))
 
-    with ExitStack() as hooks, eager_attention(), torch.no_grad():
-        for name in names:
-            hooks.enter_context(parts[name].register_forward_hook(partial(keep, name), with_kwargs=True))
+    hooks = (parts[name].register_forward_hook(partial(keep, name), with_kwargs=True) for name in names)
+    with hooked(hooks), eager_attention(), torch.no_grad():
         model(images.clone())
     return calls
 

@@ -6,7 +6,6 @@ the linearised model. With one differential layer g = g_V + g_1 + g_2: g_1 passe
 
 import copy
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from antiphase.attention import AttentionMaps, DifferentialAttention
 from antiphase.attention.lambdas import Stream, lambda_at
 from antiphase.errors import UserError
+from antiphase.modules import hooked
 from antiphase.sensitivity.layers import gradients
 
 Branch = Literal["positive", "negative"]
@@ -136,9 +136,7 @@ def mean_negatives(model: nn.Module, batches: Iterable[Images]) -> list[MapOfLay
         sums[module] = sums.get(module, 0) + negative.double().sum(0)
 
     count = 0
-    with ExitStack() as hooks, torch.no_grad():
-        for attention in layers:
-            hooks.enter_context(attention.register_forward_pre_hook(add))
+    with hooked(attention.register_forward_pre_hook(add) for attention in layers), torch.no_grad():
         for images in batches:
             model(images.clone())
             count += len(images)

@@ -257,13 +257,11 @@ def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
     """Place each layer in the (λρ, θ) plane of Theorem 3, with intervals over the samples; metrics of ``PLACES``."""
-    blocks = (
-        ((model, twin, layer), block.select(LAYER_PARTS).to_numpy(), PLACES)
-        for model, twin in against.items()
-        for (layer,), block in layer_parts(
-            rows.filter(model=model), None if twin is None else rows.filter(model=twin)
-        ).group_by("layer", maintain_order=True)
-    )
+    blocks = []
+    for model, twin in against.items():
+        parts = layer_parts(rows.filter(model=model), None if twin is None else rows.filter(model=twin))
+        for (layer,), block in parts.group_by("layer", maintain_order=True):
+            blocks.append(((model, twin, layer), block.select(LAYER_PARTS).to_numpy(), PLACES))
     return estimate_table(blocks, _schema("model against layer"))
 
 

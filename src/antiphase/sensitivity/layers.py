@@ -16,10 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from antiphase.arguments import validated
 from antiphase.attention.maps import mean_over_queries
-from antiphase.attention.modules import AttentionMaps
+from antiphase.attention.modules import AttentionMaps, Tokens
 from antiphase.errors import UserError
 
-Tokens = Float[Tensor, "batch tokens dim"]
 Turn = Callable[[Tensor], Tensor]
 TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
 PerToken = Float[Tensor, "batch heads tokens width"]

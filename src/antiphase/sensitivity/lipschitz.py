@@ -108,9 +108,7 @@ def _ids(x: Tensor, ids: Tensor | None, eps: float | None = None) -> Tensor:
 
 
 def _keep(best: Rows, value: Tensor, direction: Tensor) -> None:
-    higher = value > best["value"]
-    best.put("value", higher, value)
-    best.put("direction", higher, direction)
+    best.put(value > best["value"], value=value, direction=direction)
 
 
 @validated
@@ -311,8 +309,7 @@ def _climb(f: Function, x: Tensor, clean: Tensor, delta: Tensor, eps: float, ste
         w = unit(w + per_row(stride, w) * unit(now["gradient"], w), now["delta"])
         new = slope(_inside(w, radius * (stride * now["rate"]).exp(), eps))
         rose = new["quotient"] > now["quotient"]
-        for name in new:
-            now.put(name, rose, new[name])
+        now.put(rose, **new)
         stride = torch.where(rose, stride * 1.5, stride * 0.5)
     return now
 

@@ -23,18 +23,9 @@ from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
 from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
+from antiphase.modules import hooked
+from antiphase.sensitivity import detection
 from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
-from antiphase.sensitivity.detection import (
-    DETECTIONS,
-    NotAttention,
-    TorchCalls,
-    detected_layer,
-    examine,
-    is_flex,
-    pairs_tokens,
-    softmax_rows,
-    subtraction,
-)
 from antiphase.sensitivity.layers import Call, Layer, eager_attention, first_of, gradients, prepare_forward_mode
 
 Inputs = Tensor | Mapping[str, Any]
@@ -125,9 +116,10 @@ def observe(
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
-        paired[-1] |= not inside and pairs_tokens(func, args, output)
+        paired[-1] |= not inside and detection.pairs_tokens(func, args, output)
         fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
-        if (fused or is_flex(func) or softmax_rows(func, args, kwargs, output)) and not any(map(is_known, inside)):
+        makes_maps = fused or detection.is_flex(func) or detection.softmax_rows(func, args, kwargs, output)
+        if makes_maps and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
         return output
 
@@ -170,7 +162,7 @@ def observe(
                 stack.enter_context(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
         stack.enter_context(eager_attention())
         if watch:
-            stack.enter_context(TorchCalls(note))
+            stack.enter_context(detection.TorchCalls(note))
         try:
             _run(call, inputs, tangent)
         except UserError:
@@ -254,17 +246,17 @@ def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, st
         parts = len(rivals) + bool(maps - claimed.keys())
         if not maps or (rivals and not 1 < parts <= _PARTS):
             continue
-        if call.module not in DETECTIONS:
+        if call.module not in detection.DETECTIONS:
             try:
-                detection = examine(call)
-            except NotAttention as reason:
+                examined = detection.examine(call)
+            except detection.NotAttention as reason:
                 reasons[number] = str(reason)
                 continue
-            if rivals and not detection.negative:
+            if rivals and not examined.negative:
                 continue
-            DETECTIONS[call.module] = detection
-        found = [DETECTIONS.get(exits[rival][0].module) for rival in rivals]
-        if not any(detection and detection.negative for detection in found):
+            detection.DETECTIONS[call.module] = examined
+        found = [detection.DETECTIONS.get(exits[rival][0].module) for rival in rivals]
+        if not any(one and one.negative for one in found):
             claimed |= dict.fromkeys(maps, number)
     chosen, explained = set(claimed.values()), set(claimed)
     others: list[tuple[Call, str]] = []
@@ -282,7 +274,7 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
     differences: list[tuple[Tensor, Tensor]] = []
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        differences.extend(filter(None, [subtraction(func, args)]))
+        differences.extend(filter(None, [detection.subtraction(func, args)]))
         return func(*args, **kwargs)
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:
@@ -292,10 +284,8 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         return (first + leaves[-1], *rest) if isinstance(output, tuple) else first + leaves[-1]
 
     blocks = {one.module: _block_name(one) for one in calls}
-    with ExitStack() as hooks, gradients(enabled=True):
-        for module in blocks:
-            hooks.enter_context(module.register_forward_hook(add_leaf))
-        with TorchCalls(note):
+    with hooked(module.register_forward_hook(add_leaf) for module in blocks), gradients(enabled=True):
+        with detection.TorchCalls(note):
             output = run()
         parts = output.values() if isinstance(output, Mapping) else output
         parts = parts if isinstance(parts, Iterable) and not isinstance(parts, Tensor) else (parts,)
@@ -381,9 +371,7 @@ def attention_of(
         pooling[module] = pools(args, output)
 
     known = [module for module, kind in by_class.items() if kind != "unknown"]
-    with ExitStack() as hooks, torch.no_grad():
-        for module in by_class.keys() - known:
-            hooks.enter_context(module.register_forward_hook(note))
+    with hooked(module.register_forward_hook(note) for module in by_class.keys() - known), torch.no_grad():
         calls, left_out = observe(model, inputs, call or model, None, watch=True)
     kinds: set[AttentionKind] = {by_class[module] for module in known}
     parts_of_known = {part for module in known for part in module.modules() if part not in _SUBTRACTED}
@@ -417,11 +405,11 @@ def take_apart(call: Call, check: bool = True) -> Layer:
         if adapter is not guessed or isinstance(error, torch.OutOfMemoryError):
             raise
         try:
-            DETECTIONS[call.module] = examine(call)
-        except NotAttention as reason:
+            detection.DETECTIONS[call.module] = detection.examine(call)
+        except detection.NotAttention as reason:
             who = f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj"
             raise UserError(f"{who}, but does not work like attention of transformers, and {reason}; {HOW}") from error
-        return _split(detected_layer, call, check)
+        return _split(detection.detected_layer, call, check)
 
 
 def _split(adapter: Adapter, call: Call, check: bool) -> Layer:

@@ -21,10 +21,8 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
     for at, spec in enumerate(specs):
         known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2])
         if not (known or (Path(spec).expanduser() / "recipe.json").is_file()):
-            raise UserError(
-                f"models {shown(spec)}: expected a directory of train-clip, diffclip:PATH#lambda_init=0.8, "
-                f"diffclip:PATH, open_clip:NAME/TAG or {RELEASED}"
-            )
+            expected = "a directory of train-clip, diffclip:PATH#lambda_init=0.8, diffclip:PATH, open_clip:NAME/TAG"
+            raise UserError(f"models {shown(spec)}: expected {expected} or {RELEASED}")
         if spec in specs[:at]:
             raise UserError(f"models {shown(spec)}: given twice; give each model once")
     return specs
@@ -32,23 +30,18 @@ def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
 
 _STUDIES = Field(description="Studies, a group (robustness, diffclip, own), a file of your own, or all.")
 Names = Annotated[tuple[str, ...], Typed(argument=True, metavar="STUDY"), _STUDIES]
-GivenModels = Annotated[
-    Words,
-    AfterValidator(_known_models),
-    Field(
-        description="CLIPs to measure instead of training them, separated by commas: directories of train-clip, "
-        "diffclip:PATH#lambda_init=0.8, diffclip:PATH (standard attention), open_clip:NAME/TAG, or "
-        f"{RELEASED} (the DiffCLIP authors' pair from the hub). A diffclip: model counts as trained on CC3M if its "
-        "path contains cc3m, otherwise on CC12M. Several of one kind count as training seeds."
-    ),
-]
-ReadRows = Annotated[
-    Path | None,
-    Field(
-        description="Directory of rows written by study pack, read in place of the store. If not given and there is no "
-        "store: results/, if there is one, as in a clone."
-    ),
-]
+_MODELS = (
+    "CLIPs to measure instead of training them, separated by commas: directories of train-clip, "
+    f"diffclip:PATH#lambda_init=0.8, diffclip:PATH (standard attention), open_clip:NAME/TAG, or {RELEASED} (the "
+    "DiffCLIP authors' pair from the hub). A diffclip: model counts as trained on CC3M if its path contains cc3m, "
+    "otherwise on CC12M. Several of one kind count as training seeds."
+)
+GivenModels = Annotated[Words, AfterValidator(_known_models), Field(description=_MODELS)]
+_ROWS = (
+    "Directory of rows written by study pack, read in place of the store. If not given and there is no store: "
+    "results/, if there is one, as in a clone."
+)
+ReadRows = Annotated[Path | None, Field(description=_ROWS)]
 
 
 class ListOptions(Options):

@@ -90,8 +90,7 @@ def describe(plan: Plan) -> str:
     """Say what a run would do and how long it takes."""
     if not plan.missing:
         return f"{len(plan.cells)} cells, all there"
-    counts = Counter(cell.table for cell in plan.missing)
-    parts = ", ".join(f"{count} {table}" for table, count in counts.items())
+    parts = ", ".join(f"{count} {table}" for table, count in Counter(cell.table for cell in plan.missing).items())
     time = f"about {duration(plan.seconds)} in one worker"
     return f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): {time}"
 

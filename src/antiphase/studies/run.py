@@ -52,8 +52,8 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
         for label, why in sorted(run.failed.values(), key=lambda failure: failure[1] == _WAITED):
             by_reason.setdefault(why, []).append(label)
         lines = [f"{len(run.failed)} cells failed"]
-        for why, (label, *others) in by_reason.items():
-            lines.append(f"{label}{f' and {len(others)} more' if others else ''}: {why}")
+        known = by_reason.items()
+        lines += [f"{label}{f' and {len(others)} more' if others else ''}: {why}" for why, (label, *others) in known]
         raise Failures("\n".join(lines))
     return make_plan(cells, lab.store)
 

@@ -170,8 +170,7 @@ def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
         value, default = getattr(cell, field.name), field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        told = default is dataclasses.MISSING or value != default
-        if told and field.metadata.get("identity") is not False:
+        if (default is dataclasses.MISSING or value != default) and field.metadata.get("identity") is not False:
             fields[field.name] = _plain(value, renewed)
     what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
     content = cell.content() if callable(getattr(cell, "content", None)) else {}

@@ -25,7 +25,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.models.card import mean_lambdas
 from antiphase.models.checkpoints import load_into
-from antiphase.models.clip import CLIP, build_clip, tokenize
+from antiphase.models.clip import CLIP, Embeddings, build_clip, tokenize
 from antiphase.precision import Precision, autocast
 from antiphase.processes import sum_gradients
 from antiphase.streams import Keys, key, sample_keys, uniform
@@ -38,7 +38,6 @@ BAD_SAMPLES_FILE = "bad-samples.txt"
 _PATIENCE = 1000  # training stops after this many unreadable samples in a row
 PairSource = PairSet | ShardStream
 Evaluate = Callable[[CLIP], dict[str, Any]]
-Embeddings = Float[Tensor, "batch embed"]
 Number = Float[Tensor, ""]
 
 

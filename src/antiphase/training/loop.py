@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from antiphase.errors import UserError, first_line, shown
+from antiphase.errors import UserError, refusing, shown
 from antiphase.files import as_json, digest, read_json_lines, replacing, write_json, write_text
 from antiphase.models import checkpoints
 from antiphase.processes import start_processes
@@ -51,12 +51,10 @@ def start_tracking(accelerator: Accelerator, trackers: Trackers, recipe: dict[st
     if not trackers:
         return lambda numbers, step: None
     config = {key: value for key, value in recipe.items() if isinstance(value, bool | int | float | str)}
-    try:
+    names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
+    # each package has exceptions of its own
+    with refusing(f"track {names}: cannot be started", "; set it up or leave out --track", Exception):
         accelerator.init_trackers("antiphase", config)
-    except Exception as error:  # each package has its own
-        names = ", ".join(str(getattr(one, "name", one)) for one in trackers)
-        fault = f"cannot be started ({first_line(error)}); set it up or leave out --track"
-        raise UserError(f"track {names}: {fault}") from None
 
     def send(numbers: dict[str, Any], step: int) -> None:
         lists = {name: numbers[name] for name in numbers if isinstance(numbers[name], list)}
@@ -110,8 +108,7 @@ def train(
     if accelerator.is_main_process:
         write_json(out / checkpoints.RECIPE_FILE, written)
     track = start_tracking(accelerator, trackers, fields)
-    identity = digest(recipe.model_dump_json())
-    metrics = _run(task, fields["epochs"], identity, out, accelerator, track, progress)
+    metrics = _run(task, fields["epochs"], digest(recipe.model_dump_json()), out, accelerator, track, progress)
     dtype = getattr(torch, fields["store"])
     if accelerator.is_main_process:
         if task.save is not None:

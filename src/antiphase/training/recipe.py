@@ -148,13 +148,12 @@ def make_clip_recipe(
 
     ``model_fields``, arguments of :func:`~antiphase.models.clip.configure_clip`, and ``fields`` override it.
     """
-    own = find_clip(variant).fields
     if preset not in TRAINING_PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(TRAINING_PRESETS)}")
     chosen = TRAINING_PRESETS[preset]
     sigmoid = fields.get("loss") == "siglip"  # SigLIP, Section 3.1: t' = ln 10, b = −10
     start = {"logit_scale": math.log(10.0), "logit_bias": -10.0} if sigmoid else {}
-    model = configure_clip(chosen["size"], **{**own, **start, **model_fields})
+    model = configure_clip(chosen["size"], **{**find_clip(variant).fields, **start, **model_fields})
     recipe = ClipRecipe(model=model, data=data, data_fingerprint=fingerprint, **(chosen["recipe"] | fields))
     if "warmup_epochs" in fields:  # the preset's may be longer than a short training
         check_warmup("warmup_epochs", recipe.warmup_epochs, recipe.epochs)

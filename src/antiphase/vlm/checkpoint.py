@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from antiphase.arguments import Fields, validated
 from antiphase.data.folders import data_root
 from antiphase.data.hub import offline_at_once
-from antiphase.errors import UserError, first_line
+from antiphase.errors import UserError, refusing
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
@@ -277,12 +277,10 @@ def _stored(vlm: VisionLanguageModel, tuned: bool) -> dict[str, Tensor]:
 
 def _untrained_language(folder: Path) -> tuple[Any, Any]:
     transformers = import_extra("transformers", str(folder))
-    try:
+    with refusing(f"{folder}: cannot be read", "; copy it again or retrain", OSError, ValueError):
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         with torch.random.fork_rng(devices=[]):
             language = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         language.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: cannot be read ({first_line(error)}); copy it again or retrain") from None
     return language, tokenizer

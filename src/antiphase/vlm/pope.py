@@ -302,15 +302,11 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     how = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size, "title": title}
     words = dict(zip(asked, answer_all(model, pope.pictures, places, **how), strict=True))  # pyright: ignore
     answers = [words[question.image, question.text] for question in questions]
-    return outcome_rows(
-        setting=[question.sampling for question in questions],
-        unit=[question.number for question in questions],
-        group=[int(pope.pictures.ids[position[question.image]]) for question in questions],
-        # NO, YES or UNPARSED
-        prediction=[says_yes(answer.text) + (not is_parsed(answer.text)) for answer in answers],
-        rank=[int((answer.yes > 0.5) != one.yes) for one, answer in zip(questions, answers, strict=True)],
-        score=[answer.yes for answer in answers],
-    )
+    about = {"setting": [one.sampling for one in questions], "unit": [one.number for one in questions]}
+    about["group"] = [int(pope.pictures.ids[position[one.image]]) for one in questions]
+    rank = [int((answer.yes > 0.5) != one.yes) for one, answer in zip(questions, answers, strict=True)]
+    said = [says_yes(one.text) + (not is_parsed(one.text)) for one in answers]  # NO, YES or UNPARSED
+    return outcome_rows(**about, prediction=said, rank=rank, score=[one.yes for one in answers])
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:

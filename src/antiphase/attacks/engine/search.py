@@ -36,10 +36,10 @@ class Rows(dict[str, Tensor]):
             return parts[0] if parts else cls()
         return cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
 
-    def put(self, name: str, mask: Tensor, values: Tensor) -> None:
-        """Replace the rows of a tensor selected by ``mask`` with those of ``values``."""
-        old = self[name]
-        self[name] = torch.where(per_row(mask, old), values, old)
+    def put(self, mask: Tensor, **values: Tensor) -> None:
+        """Replace the rows of tensors selected by ``mask`` with those of ``values``."""
+        for name, new in values.items():
+            self[name] = torch.where(per_row(mask, self[name]), new, self[name])
 
     def fill(self, value: float, *names: str) -> None:
         """Add tensors of one number per row."""
@@ -49,16 +49,14 @@ class Rows(dict[str, Tensor]):
     def keep_best(self, x: Tensor, loss: Numbers, adversarial: Flags) -> None:
         """Make ``x`` the best image where it is the first adversarial one, or no worse and of higher loss."""
         better = (adversarial & ~self["found"]) | ((loss > self["loss"]) & (adversarial >= self["found"]))
-        self.put("best", better, x)
-        self.put("loss", better, loss)
+        self.put(better, best=x, loss=loss)
         self["found"] = self["found"] | adversarial
 
     def keep_nearest(self, x: Tensor, adversarial: Flags, threat: Threat) -> tuple[Numbers, Flags]:
         """Make ``x`` the best image where it is the nearest adversarial one; return its distance and where it is."""
         distance = threat.distance(x, self["clean"])
         nearer = adversarial & (-distance > self["loss"])
-        self.put("best", nearer, x)
-        self.put("loss", nearer, -distance)
+        self.put(nearer, best=x, loss=-distance)
         self["found"] = self["found"] | (nearer & (distance <= self["eps"] + threat.slack(x)))
         return distance, nearer
 

@@ -22,6 +22,7 @@ from antiphase.attacks.engine.oracle import two_classes
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
 from antiphase.files import digest, write_json
+from antiphase.modules import hooked
 from antiphase.precision import Precision, SearchPrecision, autocast, multiplies_bf16
 
 _EXACT = 1e-4  # largest difference of a copy's logits, as a share of the widest range of an image's
@@ -40,7 +41,8 @@ def search_model(
     precisions: list[Precision] = ["float32" if precision == "auto" else precision]
     if precision == "auto" and multiplies_bf16(device):
         precisions.append("bf16")
-    copies = _convolutional(model)
+    # whether a copy may pay: a vision transformer has one convolution, its patch embedding
+    copies = isinstance(model, nn.Module) and sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1
     choices = [f"{form} {one}" for one in precisions for form in ("original", "copy")[: 1 + copies]]
     if len(choices) == 1:
         return model, precisions[0]
@@ -108,11 +110,9 @@ def _fold(model: nn.Module, given: list[Tensor]) -> int:
         elif _after(part) is not None and part.running_var is not None:
             pairs.extend((conv, part) for value, conv in convolved if value is inputs[0])
 
-    kinds = nn.Conv2d, nn.BatchNorm2d
-    hooks = [part.register_forward_hook(watch) for part in names if isinstance(part, kinds)]
-    model(*(part.clone() for part in given))
-    for hook in hooks:
-        hook.remove()
+    watched = (part for part in names if isinstance(part, nn.Conv2d | nn.BatchNorm2d))
+    with hooked(part.register_forward_hook(watch) for part in watched):
+        model(*(part.clone() for part in given))
     pairs = [pair for pair in pairs if all(calls.count(part) == 1 for part in pair)]
     for conv, norm in pairs:
         model.set_submodule(names[conv], fuse_conv_bn_eval(conv, norm))
@@ -124,14 +124,7 @@ def _after(part: Any) -> Any:
     """Return what a batch norm does after normalising; None if the module is of a kind that is not known."""
     if type(part) is nn.BatchNorm2d:
         return nn.Identity()
-    if type(part).__name__ == "BatchNormAct2d":  # timm's
-        return nn.Sequential(part.drop, part.act)
-    return None
-
-
-def _convolutional(model: Any) -> bool:
-    """Return whether a copy may pay: a vision transformer has one convolution, its patch embedding."""
-    return isinstance(model, nn.Module) and sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1
+    return nn.Sequential(part.drop, part.act) if type(part).__name__ == "BatchNormAct2d" else None  # timm's
 
 
 def _fastest(choices: dict[str, tuple[Any, str]], given: list[Tensor], device: torch.device) -> str:

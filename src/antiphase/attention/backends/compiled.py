@@ -171,8 +171,7 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lam, mask, *sources = ctx.saved_tensors
         grad, parts = grads[0], ctx.view(*sources)
-        odd = grad.dtype == torch.bfloat16 and grad.shape[-1] % 2 == 1
-        if odd or plain_backward(grad):
+        if (grad.dtype == torch.bfloat16 and grad.shape[-1] % 2 == 1) or plain_backward(grad):
             to_lam, to_sources = plain_gradients(grad, ctx.view, lam, mask, sources)
             return None, to_lam, None, *to_sources
         to_sources, to_lam = [torch.empty_like(source) for source in sources], None

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from antiphase.attacks.catalogue import AttackSpec
     from antiphase.attacks.sweep import Ensemble
 
-Eps = Annotated[
-    fields.Numbers,
-    Field(
-        description="Perturbation budgets ε in units of the [0, 1] pixel range, separated by commas; fractions such "
-        "as 1/255 are accepted. The default is for linf; with another norm, 8/255 becomes 0.5 (l2) or 12 (l1) for "
-        "images of at most 32 pixels a side, 3 (l2) for 224 and more, and the others shrink alike. Else give --eps."
-    ),
-]
+_EPS = (
+    "Perturbation budgets ε in units of the [0, 1] pixel range, separated by commas; fractions such as 1/255 are "
+    "accepted. The default is for linf; with another norm, 8/255 becomes 0.5 (l2) or 12 (l1) for images of at most 32 "
+    "pixels a side, 3 (l2) for 224 and more, and the others shrink alike. Else give --eps."
+)
+Eps = Annotated[fields.Numbers, Field(description=_EPS)]
 # by norm: the least and the largest side, and the ε that stands for 8/255. CIFAR-10's in RobustBench (l2) and in Croce
 # and Hein's "Mind the Box" (l1), ImageNet's in Engstrom et al.'s robustness library (l2); for l0 there is none
 _USUAL = {"l2": ((1, 32, 0.5), (224, math.inf, 3.0)), "l1": ((1, 32, 12.0),)}
@@ -41,16 +39,16 @@ def _each_known(names: str) -> str:
     return ",".join(words)
 
 
+_ATTACKS = (
+    f"Attack to run: {', '.join(ATTACKS)}. Several, separated by commas, each attack every image; the worst case of an "
+    "image is that any of them breaks it. --steps and other settings go to those that have them."
+)
 AttackNames = Annotated[
     str,
     BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value),
     AfterValidator(_each_known),
     fields.Typed(metavar="ATTACK,…"),
-    Field(
-        description=f"Attack to run: {', '.join(ATTACKS)}. Several, separated by commas, each attack every image; "
-        "the worst case of an image is that any of them breaks it. --steps and other settings go to those that have "
-        "them."
-    ),
+    Field(description=_ATTACKS),
 ]
 
 
@@ -305,8 +303,5 @@ class QuickstartOptions(AuditOptions):
 
 
 _RUN, _RESULT = "antiphase.commands.audit.run:run", "antiphase.commands.audit.result:AuditResult"
-COMMANDS = {
-    "audit": Command("audit", AuditOptions, _RUN, _RESULT),
-    "attack": Command("attack", AttackOptions, _RUN, _RESULT),
-    "quickstart": Command("quickstart", QuickstartOptions, _RUN, _RESULT),
-}
+_OPTIONS = {"audit": AuditOptions, "attack": AttackOptions, "quickstart": QuickstartOptions}
+COMMANDS = {name: Command(name, options, _RUN, _RESULT) for name, options in _OPTIONS.items()}

@@ -22,8 +22,7 @@ def measured() -> list[dict[str, Any]]:
 
 def advice(models: Sequence[Mapping[str, Any]]) -> str:
     """Return a paragraph on the first differential model that was trained as usual; empty without one."""
-    plain = (one for one in models if one["attention"] == "differential" and not one.get("defended"))
-    model = next(plain, None)
+    model = next((one for one in models if one["attention"] == "differential" and not one.get("defended")), None)
     found = measured()
     helped = [one for one in found if one["verdict"] == "holds" and one["accuracy"][0] >= -_MOST_LOSS]
     helped = [one for one in helped if one.get("times", 1.0) <= _MOST_TIME]

@@ -242,30 +242,17 @@ def card_of_run(result: Any) -> RobustnessCard:
     models = [family.name for family in result.families if not {*family.models} <= twins]
     against = [family.name for family in result.families if {*family.models} & twins]
     means = result.mean_comparisons.rename({"n": "seeds"})
-    content = {
-        "name": " against ".join(", ".join(side) for side in (models, against) if side),
-        "command": result.kind,
-        "options": {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT},
-        "data": {
-            "dataset": run["data"],
-            "split": options["split"],
-            "n": run["n"],
-            "images": run.get("images"),
-            "fingerprint": run["data_fingerprint"],
-        },
-        "attack": {
-            "name": settings["attack"],
-            "autoattack": settings["attack"] == "autoattack",
-            "norm": settings["norm"],
-            "eps": sorted(options["eps"]),
-            "seed": settings["attack seed"],
-            "settings": {name: settings[name] for name in settings if name not in ("attack", "norm", "ε")},
-        },
-        "models": [_model(model, result, twins) for model in result.models],
-        "differences": result.comparisons.drop("n", "decided").to_dicts(),
-        "mean_differences": means.select(*MeanDifference.model_fields).to_dicts(),
-        **{name: run[name] for name in ("versions", "hardware", "date", "warnings")},
-    }
+    data = {"dataset": run["data"], "split": options["split"], "n": run["n"], "images": run.get("images")}
+    attack = {"name": settings["attack"], "autoattack": settings["attack"] == "autoattack", "norm": settings["norm"]}
+    attack |= {"eps": sorted(options["eps"]), "seed": settings["attack seed"]}
+    attack["settings"] = {name: settings[name] for name in settings if name not in ("attack", "norm", "ε")}
+    content = {name: run[name] for name in ("versions", "hardware", "date", "warnings")}
+    content |= {"name": " against ".join(", ".join(side) for side in (models, against) if side), "command": result.kind}
+    content["options"] = {name: value for name, value in options.items() if name not in _NOT_THE_AUDIT}
+    content |= {"data": data | {"fingerprint": run["data_fingerprint"]}, "attack": attack}
+    content["models"] = [_model(model, result, twins) for model in result.models]
+    content["differences"] = result.comparisons.drop("n", "decided").to_dicts()
+    content["mean_differences"] = means.select(*MeanDifference.model_fields).to_dicts()
     return RobustnessCard.model_validate(content)
 
 
@@ -276,15 +263,10 @@ def _model(model: dict[str, Any], result: Any, twins: set[str]) -> dict[str, Any
         cell = {key: row[key] for key in ("attack", "norm", "eps")}
         rate = {key: row[key] for key in Rate.model_fields}
         rates.setdefault(tuple(cell.values()), cell | {"asr_correct": None})[row["metric"]] = rate
-    return {
-        **{key: model[key] for key in ("name", "attention", "seed", "lambda")},
-        "role": "twin" if name in twins else "model",
-        "spec": run["models"][name],
-        **run["architectures"][name],
-        "weights": run["fingerprints"][name],
-        "clean_accuracy": result.accuracy.filter(model=name).drop("model").row(0, named=True),
-        "rates": list(rates.values()),
-    }
+    about = {key: model[key] for key in ("name", "attention", "seed", "lambda")} | run["architectures"][name]
+    about |= {"role": "twin" if name in twins else "model", "spec": run["models"][name]}
+    about |= {"weights": run["fingerprints"][name], "rates": list(rates.values())}
+    return about | {"clean_accuracy": result.accuracy.filter(model=name).drop("model").row(0, named=True)}
 
 
 _PLAIN = re.compile(r"[\w:/.,#?=+@ -]+")

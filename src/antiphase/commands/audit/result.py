@@ -161,17 +161,14 @@ class AuditResult(Result):
         named: dict[str, str] = dict(zip(("model", "against"), names, strict=True))
         rates = _of(self.rates.filter(metric="asr", eps=quoted["eps"]), self._attack)
         single = _of(self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR), self._attack)
-        values = quoted | {
-            "rates": [rates.filter(pl.col("model").is_in(models))["value"].mean() for models in sides],
-            "signs": [
-                (*attack, len(rows), *(rows.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1)))
-                for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
-            ],
-            "seeds": 0 if "p_value" in quoted else quoted["n"],
-            "least_seeds": LEAST_SEEDS,
-            "images": self.accuracy["n"].max(),
-            "condition": words.attack_condition(*self._attack, self._steps),
-        }
+        values = quoted | {"rates": [rates.filter(pl.col("model").is_in(some))["value"].mean() for some in sides]}
+        values["signs"] = [
+            (*attack, len(rows), *(rows.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1)))
+            for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
+        ]
+        values |= {"seeds": 0 if "p_value" in quoted else quoted["n"], "least_seeds": LEAST_SEEDS}
+        condition = words.attack_condition(*self._attack, self._steps)
+        values |= {"images": self.accuracy["n"].max(), "condition": condition}
         title, lead = answer("audit.txt", "title", named, **values), _words("lead", **values | named)
         plot = partial(self._plot, names, sides, own, single, quoted["eps"])
         return Headline(title, lead, _words("condition", **values), plot)
@@ -285,16 +282,11 @@ class AuditResult(Result):
         about = [{"model": model["name"], **model} for model in self.models]
         frame = pl.DataFrame(about, infer_schema_length=None).select("model", "attention", "seed")
         frame = frame.join(self.accuracy, on="model", how="left", maintain_order="left")
-        rows = [
-            (
-                Field(row["model"], color=self.colors[row["model"]], kind="name"),
-                Field(row["attention"], kind="word"),
-                Field("–" if row["seed"] is None else str(row["seed"])),
-                rate_field(row),
-                Field(words.lambda_range(model["lambda"])),
-            )
-            for row, model in zip(frame.iter_rows(named=True), self.models, strict=True)
-        ]
+        rows = []
+        for row, model in zip(frame.iter_rows(named=True), self.models, strict=True):
+            name = Field(row["model"], color=self.colors[row["model"]], kind="name")
+            kind, seed = Field(row["attention"], kind="word"), Field("–" if row["seed"] is None else str(row["seed"]))
+            rows.append((name, kind, seed, rate_field(row), Field(words.lambda_range(model["lambda"]))))
         columns = ("model", "attention", "seed", "clean accuracy, %", "λ")
         return Table("models", "Accuracy on clean images", columns, tuple(rows), frame.write_csv())
 

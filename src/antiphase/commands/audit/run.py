@@ -100,8 +100,7 @@ def passes_left(
         cache = cells.cache(stage, threat.eps, ids)
         each = most_passes(stage, classes)
         counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
-        rows = cache.journal.rows()
-        rows = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="left")
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(cache.journal.rows(), on="sample", how="left")
         robust = rows.with_columns(pl.col("success").fill_null(value=False)).fill_null(0)
         return cells.result(stage, threat, ids, robust)
 
@@ -331,18 +330,10 @@ def attack_settings(options: AuditOptions, classes: int | None = None) -> dict[s
     for settings in stages.values():
         if classes and isinstance(settings.get("targets"), int):
             settings["targets"] = min(settings["targets"], classes - 1)
-    return {
-        "attack": options.attack,
-        "norm": options.norm,
-        "ε": ", ".join(map(eps_label, options.eps)),
-        **stages,
-        "budgets": _CARRIED[options.nested],
-        "attacked label": "clean prediction",
-        "attack seed": options.seed,
-        "search": options.precision,
-        **({"compiled": True} if options.compile else {}),
-        "verdicts": "float32",
-    }
+    told = {"attack": options.attack, "norm": options.norm, "ε": ", ".join(map(eps_label, options.eps))} | stages
+    told |= {"budgets": _CARRIED[options.nested], "attacked label": "clean prediction", "attack seed": options.seed}
+    told |= {"search": options.precision} | ({"compiled": True} if options.compile else {})
+    return told | {"verdicts": "float32"}
 
 
 def _alignment(
@@ -417,18 +408,11 @@ def draw_gallery(
     position = {sample: at for at, sample in enumerate(data.ids.tolist())}
     some: Any = data.take([position[sample] for sample in samples])
     clean = some.images(range(len(some))).numpy()
-    return AttackGallery(
-        eps=eps,
-        models=tuple(models),
-        class_names=data.class_names,
-        sample=np.array(samples),
-        label=some.labels.numpy(),
-        clean=clean,
-        adversarial=np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:]),
-        clean_prediction=shown["clean_prediction"].to_numpy().reshape(shape),
-        prediction=shown["prediction"].to_numpy().reshape(shape),
-        files=tuple(map(printable, getattr(some, "files", ()))),
-    )
+    adversarial = np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:])
+    before, after = (shown[name].to_numpy().reshape(shape) for name in ("clean_prediction", "prediction"))
+    about = eps, tuple(models), data.class_names, np.array(samples), some.labels.numpy()
+    files = tuple(map(printable, getattr(some, "files", ())))
+    return AttackGallery(*about, clean, adversarial, before, after, files)
 
 
 def _read(path: str) -> Any:
@@ -447,10 +431,9 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
     """Say on stderr for how long attacks run at most, if that is known and more than half a minute."""
     process, total = this_process(), 0.0
     for name, model, options, data in attacks if process.first else ():
-        classes = card_of(model).classes or len(data.class_names)
         if options.quiet:
             return
-        passes = passes_left(name, model, data, options, out, classes)
+        passes = passes_left(name, model, data, options, out, card_of(model).classes or len(data.class_names))
         if passes is None:
             say(f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own", err=True)
             return

@@ -34,9 +34,8 @@ def margin_slopes(
 
 
 def _radius_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
-    constant = power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value
     columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
-    columns |= {"lipschitz": constant}
+    columns |= {"lipschitz": power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value}
     yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
 
 

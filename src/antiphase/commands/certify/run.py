@@ -53,13 +53,10 @@ def run(
     rows = pl.concat(smoothed_rows(*named, *how) for named in lineup.by_name.items())
     outputs = {name: card.classes for name, card in cards.items()}
     summary = summarise_certificates(rows, smoothing)
-    summary |= {
-        "warnings": lineup.doubts() + warnings + not_above_chance(clean_accuracy(rows), outputs),
-        "data": data.name,
-        "data_fingerprint": data.fingerprint(),
-        "models": [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]],
-        "specifications": {name: card.spec for name, card in cards.items()},
-    }
+    summary |= {"warnings": lineup.doubts() + warnings + not_above_chance(clean_accuracy(rows), outputs)}
+    summary |= {"data": data.name, "data_fingerprint": data.fingerprint()}
+    summary["models"] = [entry | {"num_classes": outputs[entry["name"]]} for entry in summary["models"]]
+    summary["specifications"] = {name: card.spec for name, card in cards.items()}
     radii = estimate_radii(lineup, options) if options.estimated else None
     if radii is not None:  # as in the mean of certified radii, 0 where the model is wrong
         radii = radii.join(rows.select("model", "sample", "label"), on=["model", "sample"], maintain_order="left")
@@ -116,17 +113,12 @@ def summarise_certificates(rows: pl.DataFrame, smoothing: Smoothing) -> dict[str
     for (name,), block in rows.group_by(["model"], maintain_order=True):
         block = block.sort("sample")
         radius, correct = block["radius"].to_numpy(), (block["prediction"] == block["label"]).to_numpy()
-        rates = {
-            "clean_accuracy": (block["clean_prediction"] == block["label"]).sum(),
-            "smoothed_accuracy": int(correct.sum()),
-            "abstentions": (block["prediction"] < 0).sum(),
-        }
-        models.append(
-            {"name": name, "attention": block["attention"][0], "seed": block["seed"][0]}
-            | {rate: asdict(proportion(int(hits), len(block))) for rate, hits in rates.items()}
-            | {"mean_radius": float(np.mean(np.where(correct, radius, 0.0)))}
-            | {"certified_accuracy": curve(radius, correct, radii).to_dicts()}
-        )
+        rates = {"clean_accuracy": (block["clean_prediction"] == block["label"]).sum()}
+        rates |= {"smoothed_accuracy": int(correct.sum()), "abstentions": (block["prediction"] < 0).sum()}
+        model: dict[str, Any] = {"name": name, "attention": block["attention"][0], "seed": block["seed"][0]}
+        model |= {rate: asdict(proportion(int(hits), len(block))) for rate, hits in rates.items()}
+        model |= {"mean_radius": float(np.mean(np.where(correct, radius, 0.0)))}
+        models.append(model | {"certified_accuracy": curve(radius, correct, radii).to_dicts()})
     first, *twins = (model["name"] for model in models)
     comparisons = paired_differences(rows, [(first, twin) for twin in twins], radii)
     settings = asdict(smoothing) | {"reach": smoothing.reach}
@@ -223,17 +215,14 @@ def _certified(summary: Mapping[str, Any]) -> Table:
     colors = figures.colors_of(figures.families(models))
     numbers = [{"model": model["name"], **rate} for model in models for rate in model["certified_accuracy"]]
     radii = dict.fromkeys(f"{row['radius']:g}" for row in numbers)
-    rows = [
-        {"model": model["name"], "color": colors[model["name"]], "head": head, **rate}
-        for model in models
-        for head, rate in (
-            ("unsmoothed", model["clean_accuracy"]),
-            ("abstains", model["abstentions"]),
-            ("mean R", {"value": model["mean_radius"]}),
-            *((head, {"value": model[name]}) for name, head in _ESTIMATED.items() if name in model),
-            *zip(radii, model["certified_accuracy"], strict=True),
-        )
-    ]
+    rows = []
+    for model in models:
+        rates = {"unsmoothed": model["clean_accuracy"], "abstains": model["abstentions"]}
+        rates |= {"mean R": {"value": model["mean_radius"]}}
+        rates |= {head: {"value": model[name]} for name, head in _ESTIMATED.items() if name in model}
+        rates |= zip(radii, model["certified_accuracy"], strict=True)
+        about = {"model": model["name"], "color": colors[model["name"]]}
+        rows += [about | {"head": head} | rate for head, rate in rates.items()]
     title = f"Certified accuracy at L2 radius, % of {models[0]['clean_accuracy']['n']:,} images"
     heads = {row["head"]: row["head"] for row in rows}
     frame, csv = pl.DataFrame(rows, infer_schema_length=None), pl.DataFrame(numbers)

@@ -19,16 +19,8 @@ from antiphase.models import load_model
 from antiphase.models.schemes.python_code import split_spec
 from antiphase.models.schemes.scheme import Wanted
 from antiphase.registry import MODELS, find
+from antiphase.sensitivity import detection
 from antiphase.sensitivity.attention_adapters import find_adapter, guessed
-from antiphase.sensitivity.detection import (
-    Detection,
-    NotAttention,
-    Replay,
-    TorchCalls,
-    detected_layer,
-    examine,
-    softmax_rows,
-)
 from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients, leaf
 from antiphase.sensitivity.maps import default_call, make_call, observe, take_apart, until
 from antiphase.terminal import console, say
@@ -72,15 +64,15 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
     """Examine the module of a call; ``index``: of its layer, from 0, if that is known."""
     with eager_attention():
         try:
-            detection = examine(call)
-        except NotAttention as reason:
+            examined = detection.examine(call)
+        except detection.NotAttention as reason:
             finding = Finding("attention", "unknown", f"not recognised: {reason}")
             if paired_by_halves(call):
                 finding = Finding("pairing", "off", _HALVES)
             return LayerCheck(call.name, "unknown", (finding,))
         try:
-            if detection.negative:
-                return _Examination(call, detection).result(index)
+            if examined.negative:
+                return _Examination(call, examined).result(index)
         except Exception as error:  # the user's code
             finding = Finding("attention", "unknown", f"cannot be run with other maps ({first_line(error)})")
             return LayerCheck(call.name, "differential", (finding,))
@@ -89,9 +81,9 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
 
 
 class _Examination:
-    def __init__(self, call: Call, detection: Detection) -> None:
-        self.call, self.module, self.detection = call, call.module, detection
-        self.maps: Tensor = Replay(call, detection.groups)(call.tokens).maps
+    def __init__(self, call: Call, examined: detection.Detection) -> None:
+        self.call, self.module, self.detection = call, call.module, examined
+        self.maps: Tensor = detection.Replay(call, examined.groups)(call.tokens).maps
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         self.tensors = {name: one for name, one in named if one.is_floating_point()}
         self.lam = self.lambda_now().detach()
@@ -138,7 +130,7 @@ class _Examination:
         """Return λ, (batch, heads, queries), from the slopes of the maps, with a graph to the parameters."""
         with gradients(enabled=True):
             maps, generator = leaf(self.maps), torch.Generator().manual_seed(7)
-            output = Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
+            output = detection.Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
             probes = torch.randn(8, *output.shape, generator=generator).to(output)
             grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
             one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in (self.detection.positive, self.detection.negative))
@@ -206,8 +198,7 @@ class _Examination:
         change, more = one - zero, two - one
         if more.abs().max() < _SAME * change.abs().max():
             return True
-        linear = (more - (_LARGE / _SMALL - 1) * change).abs().max() < _SAME * more.abs().max()
-        return False if linear else None
+        return False if (more - (_LARGE / _SMALL - 1) * change).abs().max() < _SAME * more.abs().max() else None
 
     def factor(self, initial: float | None) -> tuple[bool, float]:
         """Return whether 1 − λ_init multiplies what the norm removes, and what multiplies what the norm returns."""
@@ -292,12 +283,12 @@ def traced(
         output = func(*args, **kwargs)
         parts = [one if isinstance(one, list | tuple) else (one,) for one in (*args, *kwargs.values())]
         tensors = [one for one in itertools.chain(*parts) if isinstance(one, Tensor)]
-        is_softmax = softmax_rows(func, args, kwargs, output)
+        is_softmax = detection.softmax_rows(func, args, kwargs, output)
         calls.append(TorchCall(getattr(func, "__name__", ""), args, tensors, output, is_softmax))
         return output
 
-    with gradients(enabled=False), TorchCalls(note):
-        return Replay(call, groups)(call.tokens, maps), calls
+    with gradients(enabled=False), detection.TorchCalls(note):
+        return detection.Replay(call, groups)(call.tokens, maps), calls
 
 
 def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
@@ -475,7 +466,7 @@ class _FromParts(nn.Module):
 def _in_view(call: Call) -> Call:
     """Return the call with its maps in view if the module is of a known class, which may use kernels of its own."""
     adapter = find_adapter(call.module)
-    if adapter in (None, "unknown", guessed, detected_layer):
+    if adapter in (None, "unknown", guessed, detection.detected_layer):
         return call
     try:
         take_apart(call)  # refuses parts that do not make the module's output

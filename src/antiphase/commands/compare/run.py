@@ -59,20 +59,13 @@ def compare(first: Result | str | Path, second: Result | str | Path) -> "Compare
     summary = {"kind": runs[0].kind, "runs": names, "pairs": pairs, "images": [each.get("n") for each in records]}
     summary |= {"differing_settings": [row for row in rows if row["first"] != row["second"]]}
     summary |= {"differences": frame.to_dicts()}
-    record = {
-        "command": f"antiphase.compare({names[0]!r}, {names[1]!r})",
-        "options": {},
-        "settings": {"first": names[0], "second": names[1], "command": runs[0].kind},
-        "data": records[0].get("data", "images"),
-        "data_fingerprint": records[0].get("data_fingerprint", ""),
-        "n": records[0]["n"] if isinstance(records[0].get("n"), list) else frame.select(pl.max("n")).item(),
-        **finished(Path(), began),
-        **environment_record(torch.device("cpu")),
-        "warnings": [
-            *_left_out(runs, records, frame),
-            *(f"{name}: {line}" for name, one in zip(names, runs, strict=True) for line in one.warnings),
-        ],
-    }
+    settings = {"first": names[0], "second": names[1], "command": runs[0].kind}
+    record = {"command": f"antiphase.compare({names[0]!r}, {names[1]!r})", "options": {}, "settings": settings}
+    record |= {"data": records[0].get("data", "images"), "data_fingerprint": records[0].get("data_fingerprint", "")}
+    record["n"] = records[0]["n"] if isinstance(records[0].get("n"), list) else frame.select(pl.max("n")).item()
+    record |= finished(Path(), began) | environment_record(torch.device("cpu"))
+    theirs = (f"{name}: {line}" for name, one in zip(names, runs, strict=True) for line in one.warnings)
+    record["warnings"] = [*_left_out(runs, records, frame), *theirs]
     return CompareResult("compare", in_files({"summary": summary, "run": record}, differences=frame))
 
 

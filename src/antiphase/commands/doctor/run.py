@@ -57,15 +57,11 @@ def examine() -> dict[str, Any]:
         versions = _versions(extra)
         extras[extra] = _state(None if all(versions.values()) else f'pip install "antiphase[{extra}]"')
         extras[extra]["versions"] = versions
-    return {
-        "versions": {"python": platform.python_version(), "antiphase": version("antiphase")} | _versions(None),
-        "extras": extras,
-        "devices": _devices(),
-        "kernels": _state(missing() or _failure(library)),
-        "compile": _state(_failure(lambda: check_compiler(find_device("auto")))),
-        "data_root": str(data_root()),
-        "data": _data() | _drawn(extras["openmoji"]["fix"]),
-    }
+    python = {"python": platform.python_version(), "antiphase": version("antiphase")}
+    found = {"versions": python | _versions(None), "extras": extras, "devices": _devices()}
+    found |= {"kernels": _state(missing() or _failure(library))}
+    found |= {"compile": _state(_failure(lambda: check_compiler(find_device("auto"))))}
+    return found | {"data_root": str(data_root()), "data": _data() | _drawn(extras["openmoji"]["fix"])}
 
 
 def _state(fix: str | None) -> dict[str, Any]:

@@ -91,18 +91,11 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     sides = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
     few = _few_seeds(summary["models"], pairs)
     number = points_interval(quoted["difference"], quoted["low"], quoted["high"])
-    values = {
-        "pairs": pairs,
-        "few": bool(few),
-        "row": quoted,
-        "heading": heading,
-        "number": f"{points(quoted['difference'])} points" if higher and lower else number,
-        "least_seeds": LEAST_SEEDS,
-        "own": own,
-        "shared": _decided(dependent),
-        "units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent)),
-        "others": [_quoted(row) for row in higher + lower if row is not quoted],
-    }
+    values = {"pairs": pairs, "few": bool(few), "row": quoted, "heading": heading, "least_seeds": LEAST_SEEDS}
+    values |= {"number": f"{points(quoted['difference'])} points" if higher and lower else number}
+    values |= {"own": own, "shared": _decided(dependent)}
+    values |= {"units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent))}
+    values |= {"others": [_quoted(row) for row in higher + lower if row is not quoted]}
     title = answer("evaluate.txt", "title", dict(zip(("model", "twin"), few or sides, strict=True)), **values)
     lead = f"{_words('lead', **values)} {_words('reading')}"
     return Headline(title, lead, _words("condition", **values), lambda: answer_plot(summary, differences, quoted))
@@ -135,8 +128,7 @@ def answer_plot(summary: Mapping[str, Any], differences: Sequence[Number], quote
         sides = owner[quoted["model"]], owner[quoted["twin"]]
         of_place: dict[tuple[str, ...], list[Number]] = {place(quoted): []}  # the title's comes first
         for row in differences:
-            shown = row["headline"] or place(row) == place(quoted)
-            if shown and (owner[row["model"]], owner[row["twin"]]) == sides:
+            if (row["headline"] or place(row) == place(quoted)) and (owner[row["model"]], owner[row["twin"]]) == sides:
                 of_place.setdefault(place(row), []).append(row)
         seeds = max(map(len, of_place.values()))
         higher, lower, _ = _decided(differences)
@@ -198,16 +190,11 @@ def _field(row: Number) -> Field:
 
 def _difference_table(differences: Sequence[Number], groups: Sequence[figures.Family]) -> Table:
     colors = figures.colors_of(groups)
-    rows = (
-        (
-            Field(row["model"], (), colors[row["model"]], "name"),
-            Field(row["twin"], kind="word"),
-            Field(f"{row['data']}: {heading(row)}", kind="word"),
-            difference_field(row),
-            Field("–" if row["p"] is None else p_text(row["p"])),
-        )
-        for row in differences
-    )
+    rows = []
+    for row in differences:
+        sides = Field(row["model"], (), colors[row["model"]], "name"), Field(row["twin"], kind="word")
+        p = Field("–" if row["p"] is None else p_text(row["p"]))
+        rows.append((*sides, Field(f"{row['data']}: {heading(row)}", kind="word"), difference_field(row), p))
     csv = pl.DataFrame(differences, infer_schema_length=None).write_csv()
     columns = ("model", "twin", "number", "difference, points", "p (McNemar)")
     return Table("differences", "Differences to the twins, on the same images", columns, tuple(rows), csv)

@@ -185,8 +185,7 @@ class _Cell:
         """Return the rows that are stored, with what tells them from those of other cells."""
         about = {"model": self.name, "attention": card_of(self.model).attention}
         about |= {"task": self.task.name, "data": self.source.name}
-        columns = [pl.lit(value).alias(column) for column, value in about.items()]
-        return self.journal.rows().select(*columns, pl.all())
+        return self.journal.rows().select(*(pl.lit(value).alias(column) for column, value in about.items()), pl.all())
 
 
 def warm(task: EvaluationTask, model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> None:

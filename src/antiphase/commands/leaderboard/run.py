@@ -73,26 +73,20 @@ def answer(options: LeaderboardOptions, _: str) -> Answer:
     for line in left_out:
         say(f"left out: {line}")
     say(f"leaderboard, cards: {len(cards)}: {page}")
-    listed = [
-        {
-            **row.model.model_dump(include={"name", "role", "attention", "architecture", "seed"}),
-            **row.card.data.model_dump(include={"dataset", "split", "n"}),
-            **row.rates.model_dump(include={"attack", "norm", "eps"}),
-            "autoattack": row.rates.attack == "autoattack",
-            "date": row.card.date,
-            "control": bool(row.control),
-            "clean_accuracy": row.model.clean_accuracy.value,
-            "asr": row.rates.asr.value,
-            "asr_correct": row.rates.asr_correct and row.rates.asr_correct.value,
-            "robust_accuracy": row.rates.robust_accuracy.value,
-            "difference": row.difference and row.difference.difference,
-            "against": row.difference and row.difference.against,
-            "card": str(row.path),
-        }
-        for row in rows
-    ]
-    told = {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": listed}
+    told = {"leaderboard": str(page), "cards": len(cards), "left_out": left_out, "rows": list(map(_listed, rows))}
     return Tabled(told, [board["sheet"] for board in boards])
+
+
+def _listed(row: Row) -> dict[str, Any]:
+    told = row.model.model_dump(include={"name", "role", "attention", "architecture", "seed"})
+    told |= row.card.data.model_dump(include={"dataset", "split", "n"})
+    told |= row.rates.model_dump(include={"attack", "norm", "eps"})
+    told |= {"autoattack": row.rates.attack == "autoattack", "date": row.card.date, "control": bool(row.control)}
+    told |= {"clean_accuracy": row.model.clean_accuracy.value, "asr": row.rates.asr.value}
+    told |= {"asr_correct": row.rates.asr_correct and row.rates.asr_correct.value}
+    told |= {"robust_accuracy": row.rates.robust_accuracy.value}
+    told |= {"difference": row.difference and row.difference.difference}
+    return told | {"against": row.difference and row.difference.against, "card": str(row.path)}
 
 
 def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
@@ -137,18 +131,11 @@ def _ranked(models: Iterable[Sequence[Row]], folder: Path) -> list[dict[str, Any
         worst = min(same, key=lambda row: row.rates.robust_accuracy.value)
         report = worst.path.parent / "report.html"
         files = {"card": worst.path} | ({"report": report} if report.is_file() else {})
-        line = {
-            "model": worst.model,
-            "control": worst.control,
-            "robust": worst.rates.robust_accuracy,
-            "asr": max((row.rates.asr for row in same), key=lambda rate: rate.value),
-            "attack": worst.label,
-            "others": sorted({row.label for row in same} - {worst.label}),
-            "difference": worst.difference,
-            "n": worst.card.data.n,
-            "date": (worst.card.date or "")[:10],
-            "links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()},
-        }
+        line = {"model": worst.model, "control": worst.control, "robust": worst.rates.robust_accuracy}
+        line |= {"asr": max((row.rates.asr for row in same), key=lambda rate: rate.value)}
+        line |= {"attack": worst.label, "others": sorted({row.label for row in same} - {worst.label})}
+        line |= {"difference": worst.difference, "n": worst.card.data.n, "date": (worst.card.date or "")[:10]}
+        line |= {"links": {name: quote(os.path.relpath(path, folder)) for name, path in files.items()}}
         lines.append(line)
     lines.sort(key=lambda line: (bool(line["control"]), -line["robust"].value))
     values = [line["robust"].value for line in lines if not line["control"]]

@@ -9,6 +9,7 @@ from antiphase.commands import options as fields
 from antiphase.commands.command import Command
 
 Files = Annotated[tuple[Path, ...], BeforeValidator(fields.as_tuple)]
+_CLIP = "CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, diffclip:PATH."
 
 
 class LookOptions(fields.Options):
@@ -24,10 +25,7 @@ class LookOptions(fields.Options):
     antiphase look open_clip:ViT-B-16/openai a.jpg b.jpg --text dog --out dogs.pdf
     """
 
-    model: fields.Model = Field(
-        description="CLIP, or several separated by commas: a run directory, open_clip:NAME/TAG, hf:ORG/NAME, "
-        "diffclip:PATH."
-    )
+    model: fields.Model = Field(description=_CLIP)
     images: Annotated[Files, fields.Typed(argument=True, metavar="IMAGE")]
     """One or more image files."""
     text: Annotated[tuple[fields.Unicode, ...], BeforeValidator(fields.as_tuple)]

@@ -266,9 +266,8 @@ def look_figure(
                 axes.imshow(pixels, interpolation="nearest", extent=(0, 1, 0, 1))
                 axes.set(xticks=[], yticks=[])
                 axes.spines[:].set(linewidth=0.6, color="#c4c4c0")
-            label = _shortened(texts[text], 13, 6)
             place: Any = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 8}
-            cells[0].set_ylabel(label, fontsize=10, **place, **plain)
+            cells[0].set_ylabel(_shortened(texts[text], 13, 6), fontsize=10, **place, **plain)
         for place, method in enumerate(methods, start=1):
             box = (_LABEL / width, (foot - place * _SCALE) / height, _CELL / width, 0.09 / height)
             ends = (-largest[method] if signed[method] else 0.0, largest[method])

@@ -10,15 +10,9 @@ from antiphase.commands.command import Command
 from antiphase.errors import UserError
 
 PARTS = ("alignment", "depth", "terms", "lipschitz")
-_USERS = {  # the parts that use an option
-    "probes": ("alignment", "terms"),
-    "eps": ("depth",),
-    "steps": ("lipschitz", "depth"),
-    "radius": ("lipschitz",),
-    "samples": ("lipschitz",),
-    "points": ("lipschitz",),
-    "lipschitz_limit": ("lipschitz",),
-}
+# the parts that use an option
+_USERS = {"probes": ("alignment", "terms"), "eps": ("depth",), "steps": ("lipschitz", "depth")}
+_USERS |= dict.fromkeys(("radius", "samples", "points", "lipschitz_limit"), ("lipschitz",))
 
 
 class SenseOptions(fields.Measurement):

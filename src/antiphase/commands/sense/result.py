@@ -86,8 +86,7 @@ def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str
     for pair in pairs:
         mine, theirs = (values.filter(model=name) for name in pair)
         both = mine.join(theirs, on=[*keys, "sample"], maintain_order="left")
-        apart = both.with_columns(pl.col("value") - pl.col("value_right"))
-        apart = apart.rename({"metric": "of"})
+        apart = both.with_columns(pl.col("value") - pl.col("value_right")).rename({"metric": "of"})
         found = sensitivity.means(apart, ["site", "layer", "of"], ["value"], bounded=False)
         model, against = map(pl.lit, pair)
         parts.append(found.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))
@@ -301,13 +300,10 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     of_first, within = of_models[first].items(), sensitivity.within
     first_layer = {metric: figures.mean_line("", some, within(metric)).estimate for metric, some in of_first}
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
-    lead = words["lead"].format(
-        cosine=_interval(first_layer["cosine"], 3),
-        over=words["over"].format(seeds=seeds, least=LEAST_SEEDS) if seeds > 1 else "",
-        share=100 * first_layer["below"].value,
-        rho=_interval(first_layer["rho"], 2),
-        amplification=first_layer["amplification"].value,
-    )
+    over = words["over"].format(seeds=seeds, least=LEAST_SEEDS) if seeds > 1 else ""
+    said: Any = {"cosine": _interval(first_layer["cosine"], 3), "rho": _interval(first_layer["rho"], 2)}
+    said |= {"share": 100 * first_layer["below"].value, "amplification": first_layer["amplification"].value}
+    lead = words["lead"].format(over=over, **said)
     if (ratio := first_layer.get("relative")) is not None:
         most = max(("gamma", "rho", "cosine"), key=lambda part: abs(first_layer[f"by_{part}"].value))
         lead += words["twin"].format(ratio=_interval(ratio, 2, math.exp), most=words[most])

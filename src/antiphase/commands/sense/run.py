@@ -147,8 +147,7 @@ def sense(
                 frames_of_batch = [frame.select(columns) for frame in part.rows(model, images, ids, options)]
                 cache.journal.append(pl.concat(frames_of_batch))
                 advance(len(positions))
-        rows = cache.collect().filter(pl.col("sample").is_in(wanted))
-        rows = described(rows, part.schema, name, model)
+        rows = described(cache.collect().filter(pl.col("sample").is_in(wanted)), part.schema, name, model)
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
         frames[part.name] = rows.sort(order, maintain_order=True)
     return frames
@@ -227,12 +226,11 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: Sense
     """Yield every estimator's value of each layer's combined map (root mean square over heads) and of the logits."""
     names = [layer.name for layer in attention_layers(model, images[:1])]
     maps = ((index, name, "map", map_function(model, name)) for index, name in enumerate(names))
-    functions = [(None, "", "logits", model), *maps]
     samples = lipschitz.uniform_sampling_of_all(
         lambda x: all_maps(model, x), images, options.radius, options.samples, options.seed, ids
     )
     radius, seed = options.radius, options.seed
-    for (index, name, of, function), sampled in zip(functions, samples, strict=True):
+    for (index, name, of, function), sampled in zip([(None, "", "logits", model), *maps], samples, strict=True):
         about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": radius}
         slope = lipschitz.power_iteration(function, images, steps=2 * options.steps, seed=seed, ids=ids)
         search = (radius, options.steps, options.points, seed)
@@ -296,13 +294,9 @@ PARTS = (
     Part("terms", sensitivity.TERMS_SCHEMA, _PROBED, term_rows),
     Part("depth", sensitivity.DEPTH_SCHEMA, {"travel": "eps", "steps": "steps", "seed": "seed"}, depth_rows),
 )
+_PERTURBED = sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64}
 STUDY_PARTS = (
     Part("branches", sensitivity.BRANCHES_SCHEMA, {"travel": "eps", "seed": "seed"}, branches_rows),
-    Part(
-        "alignment-perturbed",
-        sensitivity.ALIGNMENT_SCHEMA | {"perturbation": pl.String, "eps": pl.Float64},
-        _PROBED | {"eps": "radius"},
-        perturbed_alignment_rows,
-    ),
+    Part("alignment-perturbed", _PERTURBED, _PROBED | {"eps": "radius"}, perturbed_alignment_rows),
 )
 """What studies measure in addition: the two branches under perturbations, and alignment at perturbed images."""

@@ -51,8 +51,7 @@ class PresetOptions(TrainingOptions):
 
 def _from_mapping(value: Any) -> Any:
     """Return a dictionary of strengths as the words that one would type."""
-    named = isinstance(value, Mapping)
-    return tuple(f"{name}={strength}" for name, strength in value.items()) if named else value
+    return tuple(f"{name}={strength}" for name, strength in value.items()) if isinstance(value, Mapping) else value
 
 
 class DefendedOptions(fields.Options):

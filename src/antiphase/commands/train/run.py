@@ -39,7 +39,7 @@ from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
 from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
-from antiphase.training.loop import TIMES, check_trackers
+from antiphase.training.loop import METRICS_FILE, TIMES, check_trackers
 from antiphase.training.recipe import TRAINING_PRESETS, ClipRecipe, Recipe, make_clip_recipe
 
 Metrics = list[dict[str, Any]]
@@ -249,7 +249,6 @@ def _finetune(options: train.FinetuneOptions, left_out: list[str]) -> Metrics:
     return fine_tune(recipe, model, images, options.out, trackers=options.track, progress=not options.quiet)
 
 
-_METRICS = "metrics.jsonl"
 _NOT_DRAWN = ("epoch", "learning_rate", *TIMES)
 
 
@@ -257,12 +256,12 @@ class TrainingResult(Result):
     """The log of a training; the weights lie next to it."""
 
     main_table = "metrics"
-    needs = ("recipe.json", _METRICS)
+    needs = ("recipe.json", METRICS_FILE)
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
-        if not (epochs := as_json_lines(self.files[_METRICS], self.path_of(_METRICS))):
-            raise UserError(f"{self.path_of(_METRICS)}: is empty; expected a line for each epoch")
+        if not (epochs := as_json_lines(self.files[METRICS_FILE], self.path_of(METRICS_FILE))):
+            raise UserError(f"{self.path_of(METRICS_FILE)}: is empty; expected a line for each epoch")
         return epochs
 
     @cached_property
@@ -276,9 +275,8 @@ class TrainingResult(Result):
 
     def sections(self) -> list[Section]:
         rows = [_numbers(epoch) for epoch in self.epochs]
-        columns, cells = tuple(rows[-1]), []
-        for row in reversed(rows):
-            cells.append(tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns))
+        columns = tuple(rows[-1])
+        cells = [tuple(Field(f"{row[name]:.5g}" if name in row else "–") for name in columns) for row in reversed(rows)]
         csv = pl.DataFrame(rows, infer_schema_length=None).write_csv()
         table = Table("metrics", "By epoch, the last one first", columns, tuple(cells), csv)
         return [Section("metrics", "Metrics", plots=[Plot("metrics", self._figure(), "")], tables=[table])]
@@ -307,8 +305,7 @@ class TrainingResult(Result):
     def _figure(self) -> Figure:
         names = self._drawn()
         with new_figure(5.0, 1.9 * len(names) + 0.4) as figure:
-            panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
-            for axes, name in zip(panels, names, strict=True):
+            for axes, name in zip(figure.subplots(len(names), 1, squeeze=False)[:, 0], names, strict=True):
                 values = [epoch.get(name, math.nan) for epoch in self.epochs]
                 axes.plot([epoch["epoch"] for epoch in self.epochs], values, ".-", color="#0072B2", lw=1.6)
                 axes.set_title(name.replace("_", " "), loc="left", fontsize=9.5, parse_math=False)

@@ -138,11 +138,10 @@ class TransferResult(Result):
         return [Headline(title, lead, f"ε = {eps_label(row['eps'])}, n = {self.record['n']:,}", lambda: plot)]
 
     def figure(self) -> Figure:
-        largest = self.rates.filter(eps=self.rates["eps"].max())
         names = [model["name"] for model in self.summary["models"]]
         with new_figure(2.4 + 0.9 * len(names), 1.6 + 0.6 * len(names)) as figure:
             axes: Any = figure.subplots()
-            values = largest["value"].to_numpy().reshape(len(names), -1)
+            values = self.rates.filter(eps=self.rates["eps"].max())["value"].to_numpy().reshape(len(names), -1)
             axes.imshow(100 * values, vmin=0, vmax=180, cmap="Blues", aspect="auto")  # pale enough for black
             for (down, across), value in np.ndenumerate(100 * values):
                 axes.text(across, down, f"{value:.0f}", ha="center", va="center")

@@ -97,8 +97,7 @@ def _verified(options: VerifyOptions) -> Verification:
         repeated = _repeated(card, options, options.out or Path(temporary, "run"))
         if reason := _other_inputs(card, *fingerprints(repeated)):
             return Verification(card, card.name, reason)
-        result = find_command(kind).measure(repeated, f"antiphase verify {options.card}", stored=stored)
-        again = card_of_run(result)
+        again = card_of_run(find_command(kind).measure(repeated, f"antiphase verify {options.card}", stored=stored))
     one, two = (dict(_numbers(made.model_dump(mode="json"))) for made in (card, again))
     differences = tuple(
         Disagreement(place, one.get(place), two.get(place))
@@ -118,8 +117,7 @@ def _of_leaderboard(options: VerifyOptions, name: str) -> Verification:
     about |= {"device": options.device, "quiet": options.quiet}
     with tempfile.TemporaryDirectory(prefix="antiphase-") as temporary:
         attack = AttackOptions(model=(f"{SCHEME}{name}",), out=options.out or Path(temporary, "run"), **about)
-        result = find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored)
-        card = card_of_run(result)
+        card = card_of_run(find_command("attack").measure(attack, f"antiphase verify {options.card}", stored=stored))
     (model,) = card.models
     measured = {"clean_accuracy": model.clean_accuracy, "robust_accuracy": model.rates[0].robust_accuracy}
     printed = {"clean_accuracy": entry.clean, "robust_accuracy": entry.robust}

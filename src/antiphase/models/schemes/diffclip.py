@@ -96,16 +96,12 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
     context, text_dim = shape("positional_embedding", 2)
     _, embed = shape("image_projection", 2)
     words, _ = shape("token_embedding.weight", 2)
-    lam = {"schedule": "depth"} if lambda_init == "depth" else {"lambda_init": lambda_init}
-    return configure_clip(
-        "b16",
-        vision={"image_size": grid * patch, "patch_size": patch, **sizes("visual", dim)},
-        text={"context_length": context, "vocab_size": words, **sizes("text", text_dim)},
-        embed_dim=embed,
-        init="released",
-        towers=_TOWERS[tuple(differential)],
-        **({} if lambda_init is None else lam),  # pyright: ignore[reportArgumentType]
-    )
+    vision = {"image_size": grid * patch, "patch_size": patch, **sizes("visual", dim)}
+    text = {"context_length": context, "vocab_size": words, **sizes("text", text_dim)}
+    how: Any = {"schedule": "depth"} if lambda_init == "depth" else {"lambda_init": lambda_init}
+    how = {} if lambda_init is None else how
+    how |= {"embed_dim": embed, "init": "released", "towers": _TOWERS[tuple(differential)]}
+    return configure_clip("b16", vision=vision, text=text, **how)
 
 
 def from_released(state: State, config: ClipConfig, source: str = "checkpoint") -> State:
@@ -148,8 +144,7 @@ def _translation(config: ClipConfig) -> dict[str, list[str]]:
         for old, new in _NAMES if tower == "text" else ():
             theirs = theirs.replace(old, new)
         if attn:
-            renamed = _DIFFERENTIAL if kinds[tower] == "differential" else _STANDARD[tower]
-            inside = renamed.get(inside, inside)
+            inside = (_DIFFERENTIAL if kinds[tower] == "differential" else _STANDARD[tower]).get(inside, inside)
         several = [inside] if isinstance(inside, str) else inside
         table[name] = [f"{theirs}{attn}{part}" for part in several]
     return table

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.data.hub import OFFLINE
-from antiphase.errors import UserError, first_line, shown
+from antiphase.errors import UserError, first_line, refusing, shown
 from antiphase.models.card import Model, ModelCard, attention_kind, with_card
 from antiphase.models.preprocessing import Preprocessing
 from antiphase.modules import advice, device_of
@@ -83,10 +83,8 @@ def named_spec(text: str) -> NamedSpec:
 @contextmanager
 def downloading(what: str, fix: str, failures: tuple[type[Exception], ...] = OFFLINE) -> Iterator[None]:
     """Refuse what cannot be downloaded: ``what`` is the matter, the error in one line, and how to ``fix`` it."""
-    try:
+    with refusing(what, f"; {fix}", *failures):
         yield
-    except failures as error:
-        raise UserError(f"{what} ({first_line(error)}); {fix}") from None
 
 
 @contextmanager

@@ -99,8 +99,7 @@ class Attack(Measurement):
     def options(self) -> AuditOptions:
         if not isinstance(self.attack, str):
             add_attack(self.name, self.attack)
-        names = ("eps", "norm", "settings", "nested", "seed", "precision")
-        fields = {name: getattr(self, name) for name in names}
+        fields = {name: getattr(self, name) for name in ("eps", "norm", "settings", "nested", "seed", "precision")}
         return AuditOptions(model=("study",), attack=self.name, **fields)
 
     def facts(self) -> Iterator[tuple[str, Any]]:
@@ -152,8 +151,7 @@ class Margin(Measurement):
             with torch.no_grad():
                 logits = model(images)
             loss = F.cross_entropy(logits, labels, reduction="none")
-            margins = measure(images) if measure else margins_of(logits)
-            parts = {"loss": loss} | margins._asdict()
+            parts = {"loss": loss} | (measure(images) if measure else margins_of(logits))._asdict()
             none = torch.full_like(loss, torch.nan)
             columns = {name: none if part is None else part for name, part in parts.items()}
             frames.append(pl.DataFrame({name: part.double().cpu().numpy() for name, part in columns.items()}))

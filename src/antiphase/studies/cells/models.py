@@ -135,9 +135,7 @@ def _content(spec: str) -> str:
 @lru_cache
 def image_content(source: str, split: str) -> dict[str, str]:
     """Return what a cell's ``content`` says of its images: a fingerprint of those in a path, which may change."""
-    if ":" not in source:
-        return {}
-    return {"data": load_data(source, split=split, progress=False).fingerprint()[:16]}
+    return {"data": load_data(source, split=split, progress=False).fingerprint()[:16]} if ":" in source else {}
 
 
 @dataclass(frozen=True, kw_only=True)

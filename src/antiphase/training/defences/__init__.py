@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError
+from antiphase.modules import hooked
 from antiphase.registry import DEFENCES, find
 from antiphase.streams import generator
 
@@ -78,9 +79,8 @@ class Step:
             if len(seen) == len(modules):
                 raise _AllSeen
 
-        with ExitStack() as hooks, suppress(_AllSeen), torch.no_grad():
-            for module in modules:
-                hooks.enter_context(module.register_forward_pre_hook(note))
+        hooks = (module.register_forward_pre_hook(note) for module in modules)
+        with hooked(hooks), suppress(_AllSeen), torch.no_grad():
             self.logits(self.images[:: min(SHARE, max(1, len(self.images) // _LEAST))])
         return seen
 
@@ -164,8 +164,7 @@ def check_defences(strengths: Strengths, model: nn.Module | None, adversarial: b
         raise UserError(f"defend {', '.join(whole)}: each is a whole loss; expected one of them")
     for name, one in chosen.items():
         if not (math.isfinite(strengths[name]) and 0 <= strengths[name] < one.below):
-            bounded = one.below < math.inf
-            most = f"at least 0, below {one.below:g}" if bounded else "a finite number of at least 0"
+            most = f"at least 0, below {one.below:g}" if one.below < math.inf else "a finite number of at least 0"
             raise UserError(f"defend {name}={strengths[name]:g}: expected {most}")
         if clip and one.needs not in _OF_MAPS:
             penalties = [key for key in DEFENCES if find(DEFENCES, key, "defence").needs in _OF_MAPS]

@@ -24,8 +24,7 @@ def keep_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 
     def follow(*_: Any) -> None:
         for weight in _weights(optimizer):
-            state = optimizer.state[weight]
-            state.setdefault(_AVERAGE, weight.detach().clone()).lerp_(weight.detach(), 1.0 - decay)
+            optimizer.state[weight].setdefault(_AVERAGE, weight.detach().clone()).lerp_(weight.detach(), 1.0 - decay)
 
     optimizer.register_step_post_hook(follow)
 
