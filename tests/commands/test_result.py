@@ -189,7 +189,7 @@ def test_a_study_is_held_as_packed_rows(tmp_path):
     stored = ap.study("figure-2a", profile="smoke", store=tmp_path / "store", quiet=True)
     assert held.directory is None
     opened = [ap.open(tmp_path / "store"), ap.open(held.save(tmp_path / "saved"))]
-    shown = "<antiphase study run: figure-2a under profile smoke: 4 of 4 cells; claims: not judged (smoke) 1>"
+    shown = "<antiphase study run: figure-2a under profile smoke: 8 of 8 cells; claims: not judged (smoke) 1>"
     assert [repr(each) for each in (held, stored, *opened)] == [shown] * 4
     rows = held.frame("attack-pgd")
     assert all(each.frame("attack-pgd").equals(rows) for each in opened)
