@@ -128,7 +128,8 @@ def over_depth(attacks, start):
     x = np.log2(DEPTHS) - np.mean(np.log2(DEPTHS))
     fall = -(x / (x**2).sum()) * np.log2(max(DEPTHS))
     fit = sum(weight * gaps[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
-    return [*(interval(f"depth {d}", gap) for d, gap in gaps.items()), interval("depth makes the difference smaller", fit)]
+    fitted = interval("depth makes the difference smaller", fit)
+    return [*(interval(f"depth {d}", gap) for d, gap in gaps.items()), fitted]
 
 
 def fragile(attacks):
