@@ -204,7 +204,8 @@ def at_each_depth(attacks: pl.DataFrame, prefix: str = "asr") -> tuple[tuple[Pan
 def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
     """Draw ASR over ε at each depth, and over depth at two ε."""
     (drawn, listed), over_depth = at_each_depth(attacks), _draw_asr(attacks, "figure-3a", "PGD")
-    return Artefact([PAPER.plot("asr-by-depth", drawn, columns=3), *over_depth.plots], [*listed, *over_depth.tables])
+    plot = PAPER.plot("asr-by-depth", drawn, columns=attacks["data"].n_unique())  # a row for each depth
+    return Artefact([plot, *over_depth.plots], [*listed, *over_depth.tables])
 
 
 def depth_checks(attacks: pl.DataFrame) -> Checks:
