@@ -29,6 +29,25 @@ class Sigmoid(nn.Module):
         return (q @ k.mT).sigmoid() @ v
 
 
+class ByKeyword(nn.Module):
+    """Attention whose tokens come under a name that tells nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, *, tokens):
+        q, k, v = self.qkv(tokens).chunk(3, -1)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class Covariance(nn.Module):
+    """Products of pairs of channels."""
+
+    def forward(self, x):
+        return x + (x @ (x.mT @ x)) / 100
+
+
 class Sum(FusedHalves):
     """A1 + λ·A2."""
 

@@ -19,6 +19,7 @@ from antiphase.sensitivity import (
 )
 from antiphase.sensitivity.detection import DETECTIONS
 from antiphase.sensitivity.lipschitz import power_iteration
+from antiphase.sensitivity.maps import attention_of
 from tests.sensitivity import not_attention as other
 from tests.sensitivity import own_attention as own
 
@@ -262,8 +263,19 @@ def test_attention_without_softmax_beside_attention_is_left_out_with_a_warning()
     with pytest.warns(UserWarning, match=r"1: .*Sigmoid multiplies pairs of tokens .*Sigmoid is left out") as said:
         assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
     assert len(said) == 1
+    twice = nn.Sequential(other.Sigmoid(), other.Covariance()).eval()
     with pytest.raises(UserError, match=r"^0: .*Sigmoid multiplies pairs of tokens"):
-        attention_maps(nn.Sequential(other.Sigmoid(), nn.LayerNorm(12)).eval(), rand(2, TOKENS, 12).float())
+        attention_maps(twice, rand(2, TOKENS, 12).float())
+    net = other.ByKeyword().eval()
+    with pytest.raises(UserError, match=r"^ByKeyword: .*ByKeyword multiplies pairs of tokens"):
+        attention_maps(net, rand(2, TOKENS, 12).float(), call=lambda x: net(tokens=x))
+    assert attention_of(net, rand(2, TOKENS, 12).float(), lambda x: net(tokens=x))[0] == "unknown"
+
+
+def test_products_of_channels_beside_attention_are_no_attention(recwarn):
+    net = wild(nn.Sequential(own.Interleaved(), other.Covariance()))
+    assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
+    assert not recwarn.list
 
 
 def test_a_lambda_that_is_trained_further_is_found_again():

@@ -8,7 +8,7 @@ from polars.testing import assert_frame_equal
 
 from antiphase.commands.run_folder import locked
 from antiphase.errors import UserError
-from antiphase.studies.cells import Accuracy, Attack, Margin
+from antiphase.studies.cells import Accuracy, Attack, Margin, Sense
 from antiphase.studies.pack import CELLS_FILE, README, Pack, add_to_pack
 from antiphase.studies.plan import make_plan
 from antiphase.studies.results import study_rows
@@ -200,3 +200,17 @@ def test_rows_that_are_twice_there_and_a_second_writer_are_refused(tmp_path):
         Pack(tmp_path).rows(FINISHED)
     with locked(tmp_path / "new"), pytest.raises(UserError, match="is writing it; wait until it has ended"):
         add(Pack(tmp_path / "new"), *MEASURED)
+
+
+def test_rows_that_shipped_ship_again(tmp_path):
+    parts = ("alignment", "alignment-perturbed", "branches", "depth", "lipschitz")
+    model = FINISHED.model
+    rows = pl.DataFrame({name: [1.5, -2.5] for name in ("first", "second", "cross", "moved", "high", "low", "eps")})
+    rows = rows.with_columns(pl.lit(-1.0).alias(name) for name in ("positive", "negative", "correlation"))
+    rows = rows.with_columns(clean_correlation=1.0, change_correlation=1.0, site=pl.Series(["pixels", "tokens"]))
+    for part in parts:
+        cell = Sense(model=model, data="digits", part=part, limit=2)
+        shipped = cell.shipped(rows)
+        assert_frame_equal(cell.shipped(shipped), shipped)
+    cell = Sense(model=model, data="digits", part="alignment", limit=2)
+    assert cell.shipped(rows).select("first", "cross").rows() == [(1.5, 1.5), (None, -1.0)]

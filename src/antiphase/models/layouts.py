@@ -46,7 +46,7 @@ def write_open_clip(model: CLIP, directory: Path) -> Path:
     image = {"image_size": vision.image_size, "timm_model_name": trunk, "timm_model_pretrained": False}
     words = text.model_dump(include={"context_length", "vocab_size", "mlp_ratio"})
     words |= {"width": text.dim, "heads": text.num_heads, "layers": text.depth}
-    # of the text tower; timm's towers have GELU
+    # quick_gelu: of the text tower; timm's towers have GELU
     sizes: dict[str, object] = {"embed_dim": config.embed_dim, "quick_gelu": True}
     sizes |= {"vision_cfg": image | {"timm_pool": "", "timm_proj": "linear"}}
     sizes |= {"text_cfg": words | {"norm_kwargs": {"eps": text.norm_eps}}}

@@ -95,5 +95,6 @@ def data_uri(image: Float[np.ndarray, "channels height width"]) -> str:
     """Encode an image of one or three channels, clipped to [0, 1], as a PNG data URI."""
     pixels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
     buffer = io.BytesIO()
-    (Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))).save(buffer, "PNG", optimize=True)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
+    picture.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

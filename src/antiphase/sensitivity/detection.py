@@ -151,11 +151,11 @@ def is_flex(func: Any) -> bool:
     return getattr(func, "__name__", "") == "flex_attention"
 
 
-def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> bool:
-    """Return whether a call of torch multiplies two tensors for all pairs of tokens, as q·kᵀ does."""
+def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> set[int]:
+    """Return of how many tokens a call of torch multiplies two tensors for all pairs, as q·kᵀ does; mostly empty."""
     sides = [one.shape[1:] for one in args if isinstance(one, Tensor) and one.ndim > 2]
     sizes = output.shape[1:] if len(sides) > 1 and getattr(func, "__name__", "") in _PRODUCTS else ()
-    return any(size > 2 and sizes.count(size) > 1 and all(size in side for side in sides) for size in sizes)
+    return {size for size in sizes if size > 2 and sizes.count(size) > 1 and all(size in side for side in sides)}
 
 
 def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,16 +107,16 @@ def observe(
     attention = {one for one in parts if is_known(one) or (named_attention(one) and not _holds_known(one))}
     exits: list[Exit] = []
     left_out: list[LeftOut] = []
-    pairs: list[LeftOut] = []  # what multiplies pairs of tokens without softmax
+    pairs: dict[nn.Module, tuple[str, set[int]]] = {}  # what multiplies pairs of how many tokens without known maps
     inside: list[nn.Module] = []  # running attention modules; attention nested in them is not recorded
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
     maps: list[set[int]] = [set()]  # numbers of the square softmax maps of each running module
     numbers = itertools.count()
-    paired: list[bool] = [False]  # whether each running module itself multiplies pairs of tokens
+    paired: list[set[int]] = [set()]  # of how many tokens each running module itself multiplies pairs
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
-        paired[-1] |= not inside and detection.pairs_tokens(func, args, output)
+        paired[-1] |= set() if inside else detection.pairs_tokens(func, args, output)
         fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
         makes_maps = fused or detection.is_flex(func) or detection.softmax_rows(func, args, kwargs, output)
         if makes_maps and not any(map(is_known, inside)):
@@ -125,22 +125,24 @@ def observe(
 
     def enter(module: nn.Module, args: Any) -> None:
         maps.append(set())
-        paired.append(False)
+        paired.append(set())
         if module in attention:
             inside.append(module)
 
     def leave(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
         inner = maps.pop()
         maps[-1].update(inner)
-        if paired.pop() and not inner:
-            pairs.append(LeftOut(name or type(module).__name__, module, "pairs"))
+        if (counts := paired.pop()) and not inner:
+            pairs[module] = name, counts
         if module in attention:
             inside.pop()
             if not inside and find_adapter(module) is not None:
                 leave_attention(name, module, args, kwargs, output)
         if inner:
-            with suppress(UserError, AttributeError, IndexError):  # its arguments are no tokens
+            try:
                 exits.append((make_call(name, module, args, kwargs, output), inner))
+            except (UserError, AttributeError, IndexError):  # its arguments are no tokens
+                pairs.update({module: (name, counts)} if counts else {})
 
     def leave_attention(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if block_ends(module):
@@ -180,10 +182,13 @@ def observe(
     inner = {id(part) for one in calls for part in one.module.modules()}
     left_out = [one for one in left_out if id(one.module) not in inner and not _holds_known(one.module)]
     refused = [LeftOut(one.name, one.module, "other", reason) for one, reason in others]
-    pairs += [LeftOut(type(model).__name__, model, "pairs")] if paired[0] else []
+    pairs |= {model: ("", paired[0])} if paired[0] else {}
     if calls or not (attention or refused or left_out):
         inner |= {id(part) for one in refused + left_out for part in one.module.modules()}
-        left_out += [one for one in pairs if id(one.module) not in inner]
+        inner |= {id(part) for one in pairs for part in one.modules() if part is not one}
+        tokens = {one.tokens.shape[-2] for one in calls}
+        some = [(name or type(one).__name__, one) for one, (name, of) in pairs.items() if not calls or of & tokens]
+        left_out += [LeftOut(name, one, "pairs") for name, one in some if id(one) not in inner]
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
         counts[one.name] += 1

@@ -2,7 +2,7 @@
 
 A folder has ``cells.parquet``, a row for each cell (trainings, too, for their cost), and the rows of the measurements,
 one file for each table, of attacks one for each attack. What is left out: checkpoints, how many passes an attack took,
-and what a cell does not name as ``shipped``. Numbers that are not whole are rounded to float32, or to as many
+and what a cell does not name as ``shipped``, such as all but the sign of some inner products. Numbers that are not whole are rounded to float32, or to as many
 bits as their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
@@ -180,7 +180,8 @@ _HEAD = """\
 
 Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
 `antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
-studies use is listed with the one that was packed first.
+studies use is listed with the one that was packed first. What no study reads is left out: of inner
+products of gradients at tokens and at perturbed images, `cross` is the sign alone.
 
 | study | table | cells | rows | core-minutes | command | commit | hardware |
 |---|---|---:|---:|---:|---|---|---|"""

@@ -98,9 +98,9 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
     words, _ = shape("token_embedding.weight", 2)
     vision = {"image_size": grid * patch, "patch_size": patch, **sizes("visual", dim)}
     text = {"context_length": context, "vocab_size": words, **sizes("text", text_dim)}
-    how: Any = {"schedule": "depth"} if lambda_init == "depth" else {"lambda_init": lambda_init}
-    how = {} if lambda_init is None else how
-    how |= {"embed_dim": embed, "init": "released", "towers": _TOWERS[tuple(differential)]}
+    how: Any = {"embed_dim": embed, "init": "released", "towers": _TOWERS[tuple(differential)]}
+    if lambda_init is not None:
+        how |= {"schedule": "depth"} if lambda_init == "depth" else {"lambda_init": lambda_init}
     return configure_clip("b16", vision=vision, text=text, **how)
 
 

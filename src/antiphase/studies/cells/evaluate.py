@@ -125,7 +125,7 @@ class Relevance(Measurement):
 
     def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Figures show the maps of the first training seed alone."""
-        return rows.drop("relevance", "image") if self.model.factors()["training_seed"] else rows
+        return rows.drop("relevance", "image", strict=False) if self.model.factors()["training_seed"] else rows
 
     @property
     def label(self) -> str:

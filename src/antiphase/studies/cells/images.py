@@ -231,8 +231,9 @@ class Transfer(Measurement):
 
 
 def _but(rows: pl.DataFrame, read: pl.Expr, others: Mapping[str, pl.Expr | None]) -> pl.DataFrame:
-    """Replace columns where they are not read."""
-    return rows.with_columns(pl.when(read).then(name).otherwise(value).alias(name) for name, value in others.items())
+    """Replace columns where they are not read; rows that have shipped already may lack some."""
+    known = ((name, value) for name, value in others.items() if name in rows.columns)
+    return rows.with_columns(pl.when(read).then(name).otherwise(value).alias(name) for name, value in known)
 
 
 _RENAMED = {"eps": "radius", "travel": "eps"}
@@ -256,13 +257,14 @@ class Sense(Measurement):
         """Of tokens and perturbed images only the sign of the inner product is read, of branches of ViTs the sizes."""
         rows = rows.drop("alpha", "length", "low", "high", strict=False)
         if self.part == "branches" and isinstance(self.model, TrainVit):
-            return rows.drop("correlation", "clean_correlation", "change_correlation", "negative")
+            return rows.drop("correlation", "clean_correlation", "change_correlation", "negative", strict=False)
         if self.part == "depth":  # what is left of a perturbation is read at the smallest ε
             return _but(rows, pl.col("eps") == pl.col("eps").min(), dict.fromkeys(("moved", "positive", "negative")))
         if self.part.startswith("alignment"):
             rows = rows.filter(pl.col("site") != "loss")
             unread = dict.fromkeys(("first", "second", "moved")) | {"cross": pl.col("cross").sign()}
-            return _but(rows, pl.col("site") == ("pixels" if self.part == "alignment" else ""), unread)
+            read = pl.col("site") == "pixels" if self.part == "alignment" else pl.lit(value=False)
+            return _but(rows, read, unread)
         return rows
 
     def options(self) -> SenseOptions:

@@ -104,7 +104,8 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
     values = [check.estimate.value for check in checks if check.estimate]
     least = texts[values.index(min(values))] if texts else "–"
-    eps = re.findall(r"[\d.]+(?=/255)", " ".join(check.what for check in claim.checks if not check.decides))
+    beside = " ".join(check.what for check in claim.checks if not check.decides)
+    eps = [*dict.fromkeys(re.findall(r"[\d.]+(?=/255)", beside))]
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
     behind = f"{seeds} training seeds"
     if len(eps) > 1:

@@ -163,10 +163,12 @@ def from_normal(model: TrainVit) -> TrainVit:
 
 def from_both(cells: Sequence[Cell], profile: Profile) -> list[Cell]:
     """Return measurements, and those of the first seeds' ViTs once more from the other initial weights."""
-    seeds = profile.seeds_or(bench(profile).slow_seeds)
-    vits = [cell for cell in cells if isinstance(getattr(cell, "model", None), TrainVit)]
-    again = [(cell, model) for cell in vits if (model := cell.model).seed in seeds]  # type: ignore[attr-defined]
-    return [*cells, *(replace(cell, model=from_normal(model)) for cell, model in again)]  # type: ignore[call-arg]
+    seeds, made = profile.seeds_or(bench(profile).slow_seeds), [*cells]
+    for cell in cells:
+        model = getattr(cell, "model", None)
+        if isinstance(model, TrainVit) and model.seed in seeds:
+            made.append(replace(cell, model=from_normal(model)))  # type: ignore[call-arg]
+    return made
 
 
 def settings(profile: Profile, **changes: Any) -> dict[str, str]:
@@ -208,7 +210,8 @@ def vit_study(
 
     def shown(profile: Profile) -> Mapping[str, str]:
         seeds = profile.seeds_or(bench(profile).slow_seeds)
-        return {**settings(profile), **PAPER.settings("starts", seeds=len(seeds) if both else 0)}
+        about = {"seeds": len(seeds) if both else 0, "laptop": profile.name == "laptop"}
+        return {**settings(profile), **PAPER.settings("starts", **about)}
 
     return PAPER.study(name, measured_in, draw, checks, shown, by_data=True)
 
