@@ -2,8 +2,9 @@
 
 A folder has ``cells.parquet``, a row for each cell (trainings, too, for their cost), and the rows of the measurements,
 one file for each table, of attacks one for each attack. What is left out: checkpoints, how many passes an attack took,
-and what a cell does not name as ``shipped``, such as all but the sign of some inner products. Numbers that are not whole are rounded to float32, or to as many
-bits as their cell ships; ε stays exact. ``README.md`` says what made the rows.
+and what a cell does not name as ``shipped``, such as all but the sign of some inner products. Numbers that are not
+whole are rounded to float32, or to as many bits as their cell ships; ε stays exact. ``README.md`` says what made the
+rows.
 """
 
 import contextlib
