@@ -87,8 +87,8 @@ def test_brief_numbers_name_the_least():
         (["ASR of a at 1/255, PGD", "ASR of a at 2/255, PGD"], ["1/255", "2/255"]),
         (["ASR of a"], ["ASR of a"]),
         (["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"], ["depth 4", "depth 2"]),
-        (["a − b, x", "a − b, x, N(0, 0.02)"], ["x", "x N(0, 0.02)"]),
-        (["a at 1, x", "a at 2, x, N(0, 0.02)"], ["at 1 x", "at 2 x N(0, 0.02)"]),
+        (["a − b, x", "a − b, x, N(0, 0.02)"], ["x", "x, N(0, 0.02)"]),
+        (["a at 1, x", "a at 2, x, N(0, 0.02)"], ["at 1, x", "at 2, x, N(0, 0.02)"]),
         (["a at λ 0.8 against 0.5 to 0.7", "a at λ 0.8 against 0.9"], ["against 0.5 to 0.7", "against 0.9"]),
     ],
 )

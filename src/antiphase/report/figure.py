@@ -282,6 +282,13 @@ _SAVED: Any = {
 }
 
 
+def lay_out(figure: Figure) -> None:
+    """Find the constrained layout of a figure once, for all formats; without an engine, each is drawn once."""
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)  # "none" would leave a placeholder, for which savefig draws twice
+
+
 def saved(figure: Figure, form: str) -> bytes:
     """Return a figure as ``svg``, ``png`` or ``pdf``: the same bytes for the same figure."""
     buffer = io.BytesIO()

@@ -2,9 +2,8 @@
 
 A folder has ``cells.parquet``, a row for each cell (trainings, too, for their cost), and the rows of the measurements,
 one file for each table, of attacks one for each attack. What is left out: checkpoints, how many passes an attack took,
-and what a cell does not name as ``shipped``, such as all but the sign of some inner products. Numbers that are not
-whole are rounded to float32, or to as many bits as their cell ships; ε stays exact. ``README.md`` says what made the
-rows.
+and what a cell does not name as ``shipped``. Numbers that are not whole are rounded to float32, or to as many bits as
+their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
 import contextlib
@@ -96,52 +95,61 @@ class Pack:
         return self._read[CELLS_FILE]
 
 
-def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
-    """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
+Studied = Sequence[tuple[str, str, Sequence[Cell]]]  # studies: name, command and cells of each
 
-    The same cells give the same bytes, in whatever order they came, also after a kill.
+
+def add_to_pack(pack: Pack, studies: Studied, source: Reader, *, small: bool = True) -> dict[str, int]:
+    """Add the finished cells of studies to a folder and return how many of each were new; those that are there stay.
+
+    The same cells give the same bytes, in whatever order they came, also after a kill. Where they need not be small,
+    rows stay as they are.
     """
     with room(pack.root), locked(pack.root):
-        count = _add(pack, study, command, cells, source)
+        counts = _add(pack, studies, source, small)
     with contextlib.suppress(OSError):  # it holds something
         pack.root.rmdir()
-    return count
+    return counts
 
 
-def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader) -> int:
+def _add(pack: Pack, studies: Studied, source: Reader, small: bool) -> dict[str, int]:
     pack._read.clear()
     known = set(pack.cells["cell"])
-    records, rows = [], {}
-    for cell in closure(cells):
-        own, record = identity(cell), source.record(cell)
-        if own in known or record is None:
-            continue
-        found = source.rows(cell) if source.done(cell) else None
-        if found is None and cell in cells:
-            continue  # not finished, or damaged
-        file = ""
-        if found is not None:
-            attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
-            file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
-            found = cell.shipped(found.drop(_LEFT_OUT, strict=False))
-            kept = _rounded(found, cell.shipped_bits)
-            rows.setdefault(file, []).append(kept.with_columns(cell=pl.lit(own)))
-        about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
-        about |= {"study": study, "command": command, "commit": source_commit()}
-        about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
-        about |= {"cell": own, "file": file, "what": described(cell)}
-        records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
+    records, rows, counts = dict[str, dict[str, Any]](), dict[str, list[pl.DataFrame]](), dict[str, int]()
+    for study, command, cells in studies:
+        measured, before = set(map(identity, cells)), len(records)
+        for cell in closure(cells):
+            own, record = identity(cell), source.record(cell)
+            if own in known or own in records or record is None:
+                continue
+            found = source.rows(cell) if source.done(cell) else None
+            if found is None and own in measured:
+                continue  # not finished, or damaged
+            file = ""
+            if found is not None:
+                attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
+                file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
+                if small:
+                    found = _rounded(cell.shipped(found.drop(_LEFT_OUT, strict=False)), cell.shipped_bits)
+                rows.setdefault(file, []).append(found.with_columns(cell=pl.lit(own)))
+            about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
+            about |= {"study": study, "command": command, "commit": source_commit()}
+            about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
+            about |= {"cell": own, "file": file, "what": described(cell)}
+            texts = {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
+            records[own] = about | texts
+        counts[study] = len(records) - before
     for file, frames in rows.items():
-        before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
-        before = [one.filter(pl.col("cell").is_in(sorted(known))) for one in before]  # a kill may have left others
-        _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file)
-    whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
+        stored = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
+        stored = [one.filter(pl.col("cell").is_in(sorted(known))) for one in stored]  # a kill may have left others
+        together = pl.concat([*stored, *map(_widened, frames)], how="diagonal_relaxed")
+        _write(together, pack.root / file) if small else write_frame(pack.root / file, together)
+    whole = pl.concat([pack.cells, pl.DataFrame(list(records.values()), _SCHEMA)]).sort("file", "cell")
     if records:
         write_frame(pack.root / CELLS_FILE, whole, **_SMALL)
         pack._read.clear()
     if records or (known and not (pack.root / README).exists()):
         write_text(pack.root / README, _readme(whole))
-    return len(records)
+    return counts
 
 
 def _rounded(rows: pl.DataFrame, bits: int) -> pl.DataFrame:
@@ -182,7 +190,7 @@ _HEAD = """\
 Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
 `antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
 studies use is listed with the one that was packed first. What no study reads is left out: of inner
-products of gradients at tokens and at perturbed images, `cross` is the sign alone.
+products of gradients at tokens and at perturbed images only whether they are below 0, `opposed`.
 
 | study | table | cells | rows | core-minutes | command | commit | hardware |
 |---|---|---:|---:|---:|---|---|---|"""

@@ -172,15 +172,14 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
         write_frame(out, frame)
 
 
-def pack_studies(options: PackOptions) -> Iterator[tuple[str, int]]:
-    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added."""
-    chosen, pack = select(options), Pack(options.to)
+def pack_studies(options: PackOptions, *, small: bool = True) -> dict[str, int]:
+    """Add the finished cells of studies to rows that ship, or as they are; return how many of each were added."""
+    chosen = select(options)
     if not any(chosen.store.done(cell) for cell in chosen.cells):
         why = "holds no finished cell of these studies"
         raise UserError(f"{options.place}: {why}; {options.next_command('run')} makes them")
-    for study in chosen.studies:
-        count = add_to_pack(pack, study.name, _command(options, study), study.cells(chosen.profile), chosen.store)
-        yield study.name, count
+    studies = [(study.name, _command(options, study), study.cells(chosen.profile)) for study in chosen.studies]
+    return add_to_pack(Pack(options.to), studies, chosen.store, small=small)
 
 
 def _command(options: StudyOptions, study: Study) -> str:

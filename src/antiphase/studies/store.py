@@ -181,7 +181,10 @@ def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
 
 def identity(cell: Any, renewed: bool = True) -> str:
     """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON."""
-    return digest(json.dumps(described(cell, renewed), sort_keys=True, allow_nan=False))[:_LENGTH]
+    known = vars(cell).setdefault("_identities", {})  # cells are frozen, and asked several hundred thousand times
+    if renewed not in known:
+        known[renewed] = digest(json.dumps(described(cell, renewed), sort_keys=True, allow_nan=False))[:_LENGTH]
+    return known[renewed]
 
 
 def folder_name(cell: Any) -> str:

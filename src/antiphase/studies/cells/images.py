@@ -1,6 +1,6 @@
 """Measurements of one classifier on images: accuracy, attacks, margins, radii and sensitivity."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -230,10 +230,15 @@ class Transfer(Measurement):
         return frame.with_columns(eps=pl.lit(self.eps), success=pl.col("prediction") != pl.col("clean_prediction"))
 
 
-def _but(rows: pl.DataFrame, read: pl.Expr, others: Mapping[str, pl.Expr | None]) -> pl.DataFrame:
-    """Replace columns where they are not read; rows that have shipped already may lack some."""
-    known = ((name, value) for name, value in others.items() if name in rows.columns)
-    return rows.with_columns(pl.when(read).then(name).otherwise(value).alias(name) for name, value in known)
+def opposed(rows: pl.DataFrame) -> pl.Expr:
+    """Return whether the gradients of the maps point away from each other; rows that ship may have nothing else."""
+    known = ["opposed"] if "opposed" in rows.columns else []
+    return pl.coalesce(*known, pl.col("cross") < 0).alias("opposed")
+
+
+def _but(rows: pl.DataFrame, read: pl.Expr, unread: Sequence[str]) -> pl.DataFrame:
+    """Leave columns out where they are not read; rows that have shipped already may lack some."""
+    return rows.with_columns(pl.when(read).then(name).alias(name) for name in unread if name in rows.columns)
 
 
 _RENAMED = {"eps": "radius", "travel": "eps"}
@@ -254,17 +259,16 @@ class Sense(Measurement):
         return self.part
 
     def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Of tokens and perturbed images only the sign of the inner product is read, of branches of ViTs the sizes."""
+        """Of inner products of gradients at tokens and at perturbed images only whether they are below 0 is read."""
         rows = rows.drop("alpha", "length", "low", "high", strict=False)
         if self.part == "branches" and isinstance(self.model, TrainVit):
             return rows.drop("correlation", "clean_correlation", "change_correlation", "negative", strict=False)
         if self.part == "depth":  # what is left of a perturbation is read at the smallest ε
-            return _but(rows, pl.col("eps") == pl.col("eps").min(), dict.fromkeys(("moved", "positive", "negative")))
+            return _but(rows, pl.col("eps") == pl.col("eps").min(), ("moved", "positive", "negative"))
         if self.part.startswith("alignment"):
-            rows = rows.filter(pl.col("site") != "loss")
-            unread = dict.fromkeys(("first", "second", "moved")) | {"cross": pl.col("cross").sign()}
+            rows = rows.filter(pl.col("site") != "loss").with_columns(opposed(rows))
             read = pl.col("site") == "pixels" if self.part == "alignment" else pl.lit(value=False)
-            return _but(rows, read, unread)
+            return _but(rows, read, ("first", "second", "cross", "moved"))
         return rows
 
     def options(self) -> SenseOptions:

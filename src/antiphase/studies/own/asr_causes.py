@@ -159,27 +159,38 @@ class Measured:
         seeds = [set(frame.filter(series=name)[SEED].to_list()) for frame, names in needed.values() for name in names]
         self.seeds = sorted(set.intersection(*seeds))
         kept = {table: frame.filter(pl.col(SEED).is_in(self.seeds)) for table, (frame, _) in needed.items()}
-        self.pgd, self.nearest, self.margin = (kept[table] for table in ("pgd", "nearest", "margin"))
+        self.rows = {table: frame.partition_by("series", as_dict=True) for table, frame in kept.items()}
         known = TRAINED if "train" in kept and self.seeds else ()
-        self.losses = {name: _matrix(kept["train"], name, pl.col("loss")) for name in known}
+        self.losses = {name: self._matrix("train", name, pl.col("loss")) for name in known}
+
+    def _matrix(self, table: str, series: str, value: pl.Expr, which: pl.Expr | bool = True) -> Matrix:
+        if (series,) not in self.rows[table]:
+            raise UserError(f"{series}: was not measured; run the study again")
+        rows = self.rows[table][series,].lazy().filter(which)
+        values = rows.select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE).collect()
+        seeds, samples = values[SEED].n_unique(), values[SAMPLE].n_unique()
+        if not len(values) or len(values) != seeds * samples or values["value"].null_count():
+            raise UserError(f"{series}: not every seed was measured on the same images; run the study again")
+        return values["value"].to_numpy().reshape(seeds, samples)
 
     def broken(self, series: str, eps: float) -> Matrix:
-        return _matrix(self.pgd.filter((pl.col("eps") - eps).abs() < 1e-9), series, ASR)
+        return self._matrix("pgd", series, ASR, (pl.col("eps") - eps).abs() < 1e-9)
 
     def correct(self, series: str) -> Matrix:
-        first = self.pgd.filter(pl.col("eps") == pl.col("eps").min())
-        return _matrix(first, series, pl.col("clean_prediction") == pl.col("label"))
+        right = pl.col("clean_prediction") == pl.col("label")
+        return self._matrix("pgd", series, right, pl.col("eps") == pl.col("eps").min())
 
     def of(self, series: str, column: str) -> Matrix:
         """Return a column of the margins: ``margin``, ``norm1`` (‖g‖₁), ``positive`` (‖g_1‖₂), …."""
-        return _matrix(self.margin, series, pl.col(column))
+        return self._matrix("margin", series, pl.col(column))
 
     def distances(self, series: str) -> Matrix:
-        return _matrix(self.nearest, series, pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf))
+        distance = pl.when(pl.col("success")).then(pl.col("distance")).otherwise(np.inf)
+        return self._matrix("nearest", series, distance)
 
     def gains(self, series: str) -> Matrix:
         """Return κ: how much longer the gradient is than with the two maps' parts at a right angle."""
-        return _matrix(self.margin, series, pl.col("norm1") / pl.col("right1"))
+        return self._matrix("margin", series, pl.col("norm1") / pl.col("right1"))
 
     def at_margins(self, series: str, values: Matrix, strata: int = STRATA) -> Matrix:
         population = [self.of(twin, "margin") for twin in (VIT, DIFFVIT)]
@@ -242,14 +253,6 @@ class Measured:
         least = np.minimum(distance, distance[np.isfinite(distance)].max(initial=TINY))
         d, m, slope = map(_log, (least, self.of(series, "margin"), self.of(series, "norm1")))
         return dict(zip(LOGARITHMS, (d, m, slope, d - m + slope), strict=True))
-
-
-def _matrix(rows: pl.DataFrame, series: str, value: pl.Expr) -> Matrix:
-    values = rows.filter(series=series).select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE)
-    seeds, samples = values[SEED].n_unique(), values[SAMPLE].n_unique()
-    if not len(values) or len(values) != seeds * samples or values["value"].null_count():
-        raise UserError(f"{series}: not every seed was measured on the same images; run the study again")
-    return values["value"].to_numpy().reshape(seeds, samples)
 
 
 def _log(values: Matrix) -> Matrix:

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from antiphase.commands.look.run import paint
-from antiphase.report.figure import STYLE, as_svg, dress
+from antiphase.report.figure import STYLE, as_svg, dress, lay_out
 from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, SIZE, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
@@ -91,8 +91,7 @@ def plot_figure(plot: Plot) -> Figure:
             (_bars if panel.kind == "bar" else _lines)(axes, _scaled(panel), styles)
             axes.set_title(textwrap.fill(panel.title, int(width / columns / _LETTER / 1.2)))
         _legend(figure)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # compute the layout once for all formats
+        lay_out(figure)
     return figure
 
 
@@ -313,8 +312,7 @@ def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
             bar = figure.colorbar(ScalarMappable(cmap="RdBu_r"), ax=grid, **place)
             bar.set_ticks([0, 0.5, 1], labels=["−", "0", "+"], fontsize=8)
             bar.set_label("each map scaled to its largest absolute value", fontsize=7.5)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        lay_out(figure)
     return figure
 
 

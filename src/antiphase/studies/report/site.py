@@ -117,10 +117,10 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
 
 
 def studied(options: StudyOptions) -> RunResult:
-    """Return the finished cells of studies as a result: packed rows, ``claims.parquet``, and which studies they are."""
+    """Return the finished cells of studies as a result: their rows, ``claims.parquet``, and which studies they are."""
     chosen = options.model_dump(include=_CHOSEN)
     with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
-        list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name))))
+        pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name)), small=False)
         files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
         studies = results_of(StudyOptions(**chosen, rows=Path(name)))
     if any(study.claims for study in studies):
@@ -132,7 +132,7 @@ def studied(options: StudyOptions) -> RunResult:
 
 
 class StudyResult(RunResult):
-    """The finished rows of studies, packed, and what the report makes of them."""
+    """The finished rows of studies, and what the report makes of them."""
 
     main_table = "claims"
     needs = (CELLS_FILE, _CHOICE)

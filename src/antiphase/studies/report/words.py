@@ -118,13 +118,13 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     """Return each text without the words that all begin or end with; a single text as it is."""
     if len(texts) < 2:
         return list(texts)
-    words = [re.findall(r"N\([^)]*\)|[^\s(),]+", text) for text in texts]
+    words = [re.findall(r"N\([^)]*\),?|[^\s(),]+,?", text) for text in texts]
     first = _shared(words)
     last = _shared([each[first:][::-1] for each in words])
-    number = all(re.match(r"[\d.]+$", each[first]) for each in words if len(each) > first)
+    number = all(re.match(r"[\d.]+,?$", each[first]) for each in words if len(each) > first)
     if first and (number or any(len(each) - last <= first for each in words)):
         first -= 1  # a number goes with its word, and none is left without a word
-    return [" ".join(each[first : len(each) - last]).strip(":") for each in words]
+    return [" ".join(each[first : len(each) - last]).strip(":,") for each in words]
 
 
 def _shared(words: Sequence[Sequence[str]]) -> int:

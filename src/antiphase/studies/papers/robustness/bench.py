@@ -7,6 +7,7 @@ once, with attack seed 0, and averages over training seeds. Budgets are nested (
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -201,34 +202,27 @@ def vit_study(
     draw: Callable[[RowsByTable], Artefact],
     checks: Callable[[RowsByTable], Checks],
     settings: Callable[[Profile], Mapping[str, str]] = settings,
+    *,
     both: bool = True,
+    slow: bool = False,
 ) -> Study:
-    """Return a study of ViTs, from both initial weights or from uniform ones alone."""
+    """Return a study of ViTs, from both initial weights or from uniform ones alone.
 
-    def measured_in(profile: Profile) -> Sequence[Cell]:
-        return from_both(cells(profile), profile) if both else cells(profile)
-
-    def shown(profile: Profile) -> Mapping[str, str]:
-        seeds = profile.seeds_or(bench(profile).slow_seeds)
-        about = {"seeds": len(seeds) if both else 0, "laptop": profile.name == "laptop"}
-        return {**settings(profile), **PAPER.settings("starts", **about)}
-
-    return PAPER.study(name, measured_in, draw, checks, shown, by_data=True)
-
-
-def slow_study(
-    name: str,
-    cells: Callable[[Profile], Sequence[Cell]],
-    draw: Callable[[RowsByTable], Artefact],
-    checks: Callable[[RowsByTable], Checks],
-    settings: Callable[[Profile], Mapping[str, str]] = settings,
-    both: bool = True,
-) -> Study:
-    """Return a study of ViTs of every depth whose measurements take long: it has fewer training seeds than others."""
+    A slow one, whose measurements take long at every depth, has fewer training seeds.
+    """
 
     def few(profile: Profile) -> Profile:
         return replace(profile, seeds=profile.seeds_or(bench(profile).slow_seeds), asked=True)
 
-    return vit_study(
-        name, lambda profile: cells(few(profile)), draw, checks, lambda profile: settings(few(profile)), both
-    )
+    def measured_in(profile: Profile) -> Sequence[Cell]:
+        made = cells(few(profile) if slow else profile)
+        return from_both(made, profile) if both else made
+
+    def shown(profile: Profile) -> Mapping[str, str]:
+        about = {"seeds": len(few(profile).seeds) if both else 0, "laptop": profile.name == "laptop"}
+        return {**settings(few(profile) if slow else profile), **PAPER.settings("starts", **about)}
+
+    return PAPER.study(name, measured_in, draw, checks, shown, by_data=True)
+
+
+slow_study = partial(vit_study, slow=True)

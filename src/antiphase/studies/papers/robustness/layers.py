@@ -9,6 +9,7 @@ import polars as pl
 
 from antiphase.statistics.intervals import mean_over_seeds
 from antiphase.studies.cells import TrainVit
+from antiphase.studies.cells.images import opposed
 from antiphase.studies.claims import Check, above, apart, combinations, higher
 from antiphase.studies.estimation import SAMPLE, SEED, Kind, contrast, difference, estimates, mean, share_above, trend
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table, panels, tables
@@ -350,7 +351,7 @@ SITES = ("pixels", "tokens")
 CLEAN = "at x"
 PERTURBED = {"noise": "at x + noise", "pgd": "at x + PGD"}
 PLACES = (CLEAN, *PERTURBED.values())
-BELOW = (pl.col("cross") < 0).cast(pl.Float64)
+BELOW = pl.col("opposed")
 
 
 def _alignment_cells(profile: Profile) -> list[Cell]:
@@ -364,7 +365,7 @@ def placed(rows: RowsByTable) -> pl.DataFrame:
     names = pl.col("perturbation").replace_strict(PERTURBED, return_dtype=pl.String)
     clean, perturbed = rows["alignment"], rows["alignment-perturbed"].with_columns(at=names)
     both = pl.concat([clean.with_columns(at=pl.lit(CLEAN)), perturbed], how="diagonal_relaxed")
-    return both.filter(pl.col("site").is_in(SITES))
+    return both.filter(pl.col("site").is_in(SITES)).with_columns(opposed(both).cast(pl.Float64))
 
 
 def draw_alignment(rows: RowsByTable) -> Artefact:
