@@ -70,6 +70,12 @@ def test_probabilities_rounded_to_half_precision_are_named():
     assert any("returns probabilities" in one for one in pgd(rounded, toys.images(37), None, THREAT, steps=2).warnings)
 
 
+@pytest.mark.parametrize(("last", "named"), [(Do(lambda z: z[:, :1].sigmoid()), True), (Do(lambda z: z[:, :1]), False)])
+def test_one_output_that_may_be_a_probability_is_named(last, named):
+    warnings = pgd(Wrapped(after=last), toys.images(37), None, THREAT, steps=2).warnings
+    assert any("remove the final sigmoid" in one for one in warnings) == named
+
+
 def test_masking_some_samples_is_named_too():
     images = toys.images(40)
     masked = images.flatten(1).mean(1).argsort()[:4]

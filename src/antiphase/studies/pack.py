@@ -104,11 +104,12 @@ def add_to_pack(pack: Pack, studies: Studied, source: Reader, *, small: bool = T
     The same cells give the same bytes, in whatever order they came, also after a kill. Where they need not be small,
     rows stay as they are.
     """
-    with room(pack.root), locked(pack.root):
-        counts = _add(pack, studies, source, small)
-    with contextlib.suppress(OSError):  # it holds something
-        pack.root.rmdir()
-    return counts
+    try:
+        with room(pack.root), locked(pack.root):
+            return _add(pack, studies, source, small)
+    finally:
+        with contextlib.suppress(OSError):  # it holds something
+            pack.root.rmdir()
 
 
 def _add(pack: Pack, studies: Studied, source: Reader, small: bool) -> dict[str, int]:

@@ -98,6 +98,9 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
     if bool(((first >= 0).all(1) & ((first.sum(1) - 1.0).abs() < 5e-3)).all()):  # rounded to half precision, too
         why = "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients"
         warnings.append(f"{why}; remove the final softmax of the model")
+    elif first.shape[1] == 2 and bool(((first[:, 0] == 0) & (first[:, 1] >= 0) & (first[:, 1] <= 1)).all()):
+        why = "the model's one output, the logit of class 1, is from 0 to 1 for each image looked at"
+        warnings.append(f"{why}: if it is a probability, class 1 is always predicted; remove the final sigmoid")
     return warnings
 
 
