@@ -28,7 +28,7 @@ def files(pack):
 
 
 def add(pack, *measured, source=STORE, study="mine"):
-    return add_to_pack(pack, [(study, f"antiphase study run {study}", measured)], source)[study]
+    return add_to_pack(pack, study, f"antiphase study run {study}", measured, source)
 
 
 def test_rows_come_back_without_what_is_left_out(tmp_path):
@@ -221,8 +221,15 @@ def test_rows_that_shipped_ship_again(tmp_path):
 
 def test_rows_of_a_result_stay_whole(tmp_path):
     pack = Pack(tmp_path)
-    add_to_pack(pack, [("mine", "antiphase study run mine", MEASURED)], STORE, small=False)
+    add_to_pack(pack, "mine", "antiphase study run mine", MEASURED, STORE, small=False)
     for cell in MEASURED:
         before = STORE.rows(cell)
         assert before is not None
-        assert_frame_equal(pack.rows(cell), before)
+        assert_frame_equal(pack.rows(cell), before, check_row_order=False, check_column_order=False)
+    few = tmp_path / "few"
+    few.mkdir()
+    for name, content in pack.files_of([SENSED]).items():
+        (few / name).write_bytes(content)
+    assert_frame_equal(Pack(few).rows(SENSED), pack.rows(SENSED))
+    assert not Pack(few).done(FINISHED)
+    assert len(Pack(few).cells) == 2  # the measurement and its training

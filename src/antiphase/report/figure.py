@@ -283,7 +283,7 @@ _SAVED: Any = {
 
 
 def lay_out(figure: Figure) -> None:
-    """Find the constrained layout of a figure once, for all formats; without an engine, each is drawn once."""
+    """Lay a figure out once and drop its engine, so that each format is drawn once."""
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
     figure.set_layout_engine(None)  # "none" would leave a placeholder, for which savefig draws twice
@@ -293,6 +293,7 @@ def saved(figure: Figure, form: str) -> bytes:
     """Return a figure as ``svg``, ``png`` or ``pdf``: the same bytes for the same figure."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
+        lay_out(figure)
         figure.savefig(buffer, format=form, **_SAVED[form])
     return buffer.getvalue()
 

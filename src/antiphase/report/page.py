@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from antiphase.files import replacing, write_text
 from antiphase.report import words
-from antiphase.report.figure import inline_svg, lay_out, saved, shortened
+from antiphase.report.figure import inline_svg, saved, shortened
 from antiphase.report.table import Table, table_files
 from antiphase.terminal import eps_label
 
@@ -152,7 +152,6 @@ def answer(template: str, part: str, names: Mapping[str, str], **values: Any) ->
 def embedded(figure: Figure, name: str, description: str) -> dict[str, Any]:
     """Return a figure for a page: inline SVG under a name unique on it, described for screen readers, and downloads."""
     types = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
-    lay_out(figure)
     files = {ending: saved(figure, ending) for ending in types}
     coded = {ending: base64.b64encode(content).decode() for ending, content in files.items()}
     downloads = {ending: f"data:{types[ending]};base64,{text}" for ending, text in coded.items()}

@@ -123,9 +123,10 @@ def _claims(options: kinds.ClaimsOptions, _: str) -> Answer:
 
 def _pack(options: kinds.PackOptions, _: str) -> Answer:
     _say_damage(options)
-    counts = pack_studies(options)
-    for name, count in counts.items():
+    counts = {}
+    for name, count in pack_studies(options):
         say(f"{name}: {count} cells added to {options.to}")
+        counts[name] = count
     return {"to": str(options.to), "cells_added": counts}
 
 

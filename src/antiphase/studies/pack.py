@@ -7,6 +7,7 @@ their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
 import contextlib
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,14 @@ class Pack:
             raise UserError(f"{self.root / file}: has {len(found)} rows of cell {own}, not {expected}; {_RESTORE}")
         return _widened(found)
 
+    def files_of(self, cells: Sequence[Cell]) -> dict[str, bytes]:
+        """Return the files of some cells and of what they need, by name."""
+        files, kept = {}, pl.col("cell").is_in({self._key(cell) for cell in closure(cells)})
+        for name in (CELLS_FILE, *sorted(set(self.cells.filter(kept)["file"]) - {""})):
+            _parquet(self.root / name).filter(kept).write_parquet(buffer := io.BytesIO())
+            files[name] = buffer.getvalue()
+        return files
+
     @property
     def cells(self) -> pl.DataFrame:
         """The records of all cells; those that are no measurement have no file."""
@@ -95,62 +104,56 @@ class Pack:
         return self._read[CELLS_FILE]
 
 
-Studied = Sequence[tuple[str, str, Sequence[Cell]]]  # studies: name, command and cells of each
+def add_to_pack(
+    pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader, *, small: bool = True
+) -> int:
+    """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
-
-def add_to_pack(pack: Pack, studies: Studied, source: Reader, *, small: bool = True) -> dict[str, int]:
-    """Add the finished cells of studies to a folder and return how many of each were new; those that are there stay.
-
-    The same cells give the same bytes, in whatever order they came, also after a kill. Where they need not be small,
-    rows stay as they are.
+    The same cells give the same bytes, in whatever order they came, also after a kill. Where the folder need not be
+    small, rows are kept whole.
     """
     try:
         with room(pack.root), locked(pack.root):
-            return _add(pack, studies, source, small)
+            return _add(pack, study, command, cells, source, small)
     finally:
         with contextlib.suppress(OSError):  # it holds something
             pack.root.rmdir()
 
 
-def _add(pack: Pack, studies: Studied, source: Reader, small: bool) -> dict[str, int]:
+def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader, small: bool) -> int:
     pack._read.clear()
-    known = set(pack.cells["cell"])
-    records, rows, counts = dict[str, dict[str, Any]](), dict[str, list[pl.DataFrame]](), dict[str, int]()
-    for study, command, cells in studies:
-        measured, before = set(map(identity, cells)), len(records)
-        for cell in closure(cells):
-            own, record = identity(cell), source.record(cell)
-            if own in known or own in records or record is None:
-                continue
-            found = source.rows(cell) if source.done(cell) else None
-            if found is None and own in measured:
-                continue  # not finished, or damaged
-            file = ""
-            if found is not None:
-                attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
-                file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
-                if small:
-                    found = _rounded(cell.shipped(found.drop(_LEFT_OUT, strict=False)), cell.shipped_bits)
-                rows.setdefault(file, []).append(found.with_columns(cell=pl.lit(own)))
-            about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
-            about |= {"study": study, "command": command, "commit": source_commit()}
-            about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
-            about |= {"cell": own, "file": file, "what": described(cell)}
-            texts = {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON}
-            records[own] = about | texts
-        counts[study] = len(records) - before
+    known, measured = set(pack.cells["cell"]), set(map(identity, cells))
+    records, rows = [], {}
+    for cell in closure(cells):
+        own, record = identity(cell), source.record(cell)
+        if own in known or record is None:
+            continue
+        found = source.rows(cell) if source.done(cell) else None
+        if found is None and own in measured:
+            continue  # not finished, or damaged
+        file = ""
+        if found is not None:
+            attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
+            file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
+            if small:
+                found = _rounded(cell.shipped(found.drop(_LEFT_OUT, strict=False)), cell.shipped_bits)
+            rows.setdefault(file, []).append(found.with_columns(cell=pl.lit(own)))
+        about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
+        about |= {"study": study, "command": command, "commit": source_commit()}
+        about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
+        about |= {"cell": own, "file": file, "what": described(cell)}
+        records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
     for file, frames in rows.items():
-        stored = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
-        stored = [one.filter(pl.col("cell").is_in(sorted(known))) for one in stored]  # a kill may have left others
-        together = pl.concat([*stored, *map(_widened, frames)], how="diagonal_relaxed")
-        _write(together, pack.root / file) if small else write_frame(pack.root / file, together)
-    whole = pl.concat([pack.cells, pl.DataFrame(list(records.values()), _SCHEMA)]).sort("file", "cell")
+        before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
+        before = [one.filter(pl.col("cell").is_in(sorted(known))) for one in before]  # a kill may have left others
+        _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file, small)
+    whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
     if records:
         write_frame(pack.root / CELLS_FILE, whole, **_SMALL)
         pack._read.clear()
     if records or (known and not (pack.root / README).exists()):
         write_text(pack.root / README, _readme(whole))
-    return counts
+    return len(records)
 
 
 def _rounded(rows: pl.DataFrame, bits: int) -> pl.DataFrame:
@@ -165,10 +168,12 @@ def _rounded(rows: pl.DataFrame, bits: int) -> pl.DataFrame:
     return rows.with_columns(to_bits(rows[name]) for name in names)
 
 
-def _write(rows: pl.DataFrame, path: Path) -> None:
-    """Write rows in the smallest types, sorted so that what is alike lies together: images, then cells."""
+def _write(rows: pl.DataFrame, path: Path, small: bool) -> None:
+    """Write rows sorted so that what is alike lies together, images, then cells; in the smallest types if asked."""
     order = [name for name in ("sample", "cell") if name in rows.columns]
     rows = rows.select(sorted(rows.columns)).sort(order, maintain_order=True)
+    if not small:
+        return write_frame(path, rows)
     rows = rows.with_columns(
         column.shrink_dtype() if column.dtype.is_integer() else column.cast(pl.Float32)
         for column in rows
@@ -190,8 +195,8 @@ _HEAD = """\
 
 Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
 `antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
-studies use is listed with the one that was packed first. What no study reads is left out: of inner
-products of gradients at tokens and at perturbed images only whether they are below 0, `opposed`.
+studies use is listed with the one that was packed first. What no study reads is left out. Of inner
+products of gradients at tokens and at perturbed images, only whether they are below 0 is kept, as `opposed`.
 
 | study | table | cells | rows | core-minutes | command | commit | hardware |
 |---|---|---:|---:|---:|---|---|---|"""

@@ -1,7 +1,7 @@
 """The results of a study, as input of the report."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,14 +172,15 @@ def write_rows(frame: pl.DataFrame, out: Path) -> None:
         write_frame(out, frame)
 
 
-def pack_studies(options: PackOptions, *, small: bool = True) -> dict[str, int]:
-    """Add the finished cells of studies to rows that ship, or as they are; return how many of each were added."""
-    chosen = select(options)
+def pack_studies(options: PackOptions, *, small: bool = True) -> Iterator[tuple[str, int]]:
+    """Add the finished cells of studies to rows that ship; yield the name of each and how many were added."""
+    chosen, pack = select(options), Pack(options.to)
     if not any(chosen.store.done(cell) for cell in chosen.cells):
         why = "holds no finished cell of these studies"
         raise UserError(f"{options.place}: {why}; {options.next_command('run')} makes them")
-    studies = [(study.name, _command(options, study), study.cells(chosen.profile)) for study in chosen.studies]
-    return add_to_pack(Pack(options.to), studies, chosen.store, small=small)
+    for study in chosen.studies:
+        cells, command = study.cells(chosen.profile), _command(options, study)
+        yield study.name, add_to_pack(pack, study.name, command, cells, chosen.store, small=small)
 
 
 def _command(options: StudyOptions, study: Study) -> str:

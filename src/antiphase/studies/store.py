@@ -180,8 +180,11 @@ def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
 
 
 def identity(cell: Any, renewed: bool = True) -> str:
-    """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON."""
-    known = vars(cell).setdefault("_identities", {})  # cells are frozen, and asked several hundred thousand times
+    """Return the identity of a cell: the first digits of the SHA-256 of :func:`described` as sorted JSON.
+
+    It is found once for each object, which are frozen: when its content changes, a new object is another cell.
+    """
+    known = getattr(cell, "__dict__", {}).setdefault("_identities", {})
     if renewed not in known:
         known[renewed] = digest(json.dumps(described(cell, renewed), sort_keys=True, allow_nan=False))[:_LENGTH]
     return known[renewed]

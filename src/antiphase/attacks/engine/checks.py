@@ -19,6 +19,7 @@ LIKELY = 100  # classes among which MALT chooses
 Targets = Count | Literal["malt"] | None
 _FLOATS = (torch.float32, torch.float64)
 _RELATIVE = 1e-3  # tolerated rounding error, relative to the largest logit
+_ENOUGH = 4  # images whose one output may be a probability before that is said
 _SHARE = 0.5  # share of failed searches above which to warn
 _FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the count
 _BLACK_BOX_GAIN = 0.01  # share of all samples
@@ -95,12 +96,14 @@ def inspect_model(oracle: Oracle, images: Tensor, context: Tensor | None = None)
             "the logits of an image depend on the other images in its batch, and so do the results; put "
             "layers such as BatchNorm in evaluation mode, or attack with batch_size=1"
         )
-    if bool(((first >= 0).all(1) & ((first.sum(1) - 1.0).abs() < 5e-3)).all()):  # rounded to half precision, too
+    between = bool(((first >= 0) & (first <= 1)).all())
+    if first.shape[1] == 2 and not first[:, 0].any():  # one output: two_classes
+        if len(first) >= _ENOUGH and between:
+            why = "the model's one output, the logit of class 1, is from 0 to 1 for each image looked at"
+            warnings.append(f"{why}: if it is a probability, class 1 is always predicted; remove the final sigmoid")
+    elif between and bool(((first.sum(1) - 1.0).abs() < 5e-3).all()):  # rounded to half precision, too
         why = "the model returns probabilities, not logits: the cross-entropy saturates and masks gradients"
         warnings.append(f"{why}; remove the final softmax of the model")
-    elif first.shape[1] == 2 and bool(((first[:, 0] == 0) & (first[:, 1] >= 0) & (first[:, 1] <= 1)).all()):
-        why = "the model's one output, the logit of class 1, is from 0 to 1 for each image looked at"
-        warnings.append(f"{why}: if it is a probability, class 1 is always predicted; remove the final sigmoid")
     return warnings
 
 

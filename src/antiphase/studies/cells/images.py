@@ -231,7 +231,7 @@ class Transfer(Measurement):
 
 
 def opposed(rows: pl.DataFrame) -> pl.Expr:
-    """Return whether the gradients of the maps point away from each other; rows that ship may have nothing else."""
+    """Return whether the inner product of the maps' gradients is below 0; rows that ship have only this at tokens."""
     known = ["opposed"] if "opposed" in rows.columns else []
     return pl.coalesce(*known, pl.col("cross") < 0).alias("opposed")
 
@@ -259,7 +259,7 @@ class Sense(Measurement):
         return self.part
 
     def shipped(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Of inner products of gradients at tokens and at perturbed images only whether they are below 0 is read."""
+        """Of tokens and perturbed images only which gradients are opposed is read, of branches of ViTs the sizes."""
         rows = rows.drop("alpha", "length", "low", "high", strict=False)
         if self.part == "branches" and isinstance(self.model, TrainVit):
             return rows.drop("correlation", "clean_correlation", "change_correlation", "negative", strict=False)

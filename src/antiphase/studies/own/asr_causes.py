@@ -164,10 +164,9 @@ class Measured:
         self.losses = {name: self._matrix("train", name, pl.col("loss")) for name in known}
 
     def _matrix(self, table: str, series: str, value: pl.Expr, which: pl.Expr | bool = True) -> Matrix:
-        if (series,) not in self.rows[table]:
-            raise UserError(f"{series}: was not measured; run the study again")
-        rows = self.rows[table][series,].lazy().filter(which)
-        values = rows.select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE).collect()
+        values = pl.DataFrame(schema=[SEED, SAMPLE, "value"])
+        if (rows := self.rows[table].get((series,))) is not None:
+            values = rows.lazy().filter(which).select(SEED, SAMPLE, value=value).sort(SEED, SAMPLE).collect()
         seeds, samples = values[SEED].n_unique(), values[SAMPLE].n_unique()
         if not len(values) or len(values) != seeds * samples or values["value"].null_count():
             raise UserError(f"{series}: not every seed was measured on the same images; run the study again")

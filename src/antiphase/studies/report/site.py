@@ -26,7 +26,7 @@ from antiphase.report.page import Headline, Section, embedded, environment
 from antiphase.studies.claims import OWN
 from antiphase.studies.figures import Artefact
 from antiphase.studies.options import PackOptions, StudyOptions
-from antiphase.studies.pack import CELLS_FILE
+from antiphase.studies.pack import CELLS_FILE, Pack
 from antiphase.studies.plan import select
 from antiphase.studies.report import tables
 from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure, text_svg
@@ -118,11 +118,13 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
 
 def studied(options: StudyOptions) -> RunResult:
     """Return the finished cells of studies as a result: their rows, ``claims.parquet``, and which studies they are."""
-    chosen = options.model_dump(include=_CHOSEN)
+    chosen, selected = options.model_dump(include=_CHOSEN), select(options)
     with tempfile.TemporaryDirectory(prefix="antiphase-") as name:
-        pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=Path(name)), small=False)
-        files = {path.name: path.read_bytes() for path in sorted(Path(name).glob("*.parquet"))}
-        studies = results_of(StudyOptions(**chosen, rows=Path(name)))
+        pack, cells = selected.store, selected.cells
+        if not isinstance(pack, Pack) or not any(map(pack.done, cells)):
+            pack = Pack(Path(name))
+            list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=pack.root), small=False))
+        files, studies = pack.files_of(cells), results_of(StudyOptions(**chosen, rows=pack.root))
     if any(study.claims for study in studies):
         table = io.BytesIO()
         pl.read_csv(tables.claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)

@@ -351,7 +351,7 @@ SITES = ("pixels", "tokens")
 CLEAN = "at x"
 PERTURBED = {"noise": "at x + noise", "pgd": "at x + PGD"}
 PLACES = (CLEAN, *PERTURBED.values())
-BELOW = pl.col("opposed")
+BELOW = pl.col("opposed").cast(pl.Float64)
 
 
 def _alignment_cells(profile: Profile) -> list[Cell]:
@@ -365,7 +365,7 @@ def placed(rows: RowsByTable) -> pl.DataFrame:
     names = pl.col("perturbation").replace_strict(PERTURBED, return_dtype=pl.String)
     clean, perturbed = rows["alignment"], rows["alignment-perturbed"].with_columns(at=names)
     both = pl.concat([clean.with_columns(at=pl.lit(CLEAN)), perturbed], how="diagonal_relaxed")
-    return both.filter(pl.col("site").is_in(SITES)).with_columns(opposed(both).cast(pl.Float64))
+    return both.filter(pl.col("site").is_in(SITES)).with_columns(opposed(both))
 
 
 def draw_alignment(rows: RowsByTable) -> Artefact:
