@@ -274,7 +274,7 @@ def helps(attacks):
             ),
             interval("zero-shot", *by_class("first", task="zero-shot", data="openmoji")),
             interval(
-                "zero-shot shifted",
+                "zero-shot, shifted",
                 *by_class("first", task="zero-shot", data="noto-emoji"),
                 *by_class("first", task="zero-shot", data="blobmoji"),
             ),

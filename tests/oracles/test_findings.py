@@ -10,7 +10,7 @@ from tests.oracles import claim_counts, findings
 
 QUESTIONS = ("Is differential attention more fragile?", "Why?", "Can it be trained not to be?", "Does it help a CLIP?")
 NOT_RECOMPUTED = {"85.0": "printed by the paper in Table 3, for CIFAR-10, of which results/ has no rows"}
-NAMES = ("mean over ε", "probe", "zero-shot", "zero-shot shifted", "few-shot", "image retrieval", "text retrieval")
+NAMES = ("mean over ε", "probe", "zero-shot", "zero-shot, shifted", "few-shot", "image retrieval", "text retrieval")
 NAMES += ("mmvp", "mask average precision", "depth makes the difference", "cos θ")
 LABEL = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|" + "|".join(sorted(NAMES, key=len, reverse=True)))
 DIFFERENCE = re.compile(

@@ -113,7 +113,8 @@ def test_the_questions_are_answered_with_numbers_and_prices():
         "2/255: +3.0 points [2.0, 4.0])."
     )
     second = (
-        "Whether opposed gradients of the two maps, the paper's explanation, raise it is open "
+        "In the small models, from uniform initial weights, whether opposed gradients of the two maps, the paper's "
+        "explanation, raise it is open "
         "(angle − size: +0.10 [−0.10, 0.30])."
     )
     assert first in told
