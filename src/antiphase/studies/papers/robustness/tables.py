@@ -72,7 +72,7 @@ def _lambda_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_1 = vit_study("table-1", _lambda_cells, _draw_lambdas, _lambda_checks, both=False)
+TABLE_1 = vit_study("table-1", _lambda_cells, _draw_lambdas, _lambda_checks)
 
 
 def _four_layer_cells(profile: Profile) -> list[Cell]:
@@ -171,4 +171,4 @@ def _adversarial_checks(rows: RowsByTable) -> Checks:
     }
 
 
-TABLE_3 = vit_study("table-3", _adversarial_cells, _draw_adversarial, _adversarial_checks, both=False)
+TABLE_3 = vit_study("table-3", _adversarial_cells, _draw_adversarial, _adversarial_checks)
