@@ -229,7 +229,6 @@ FIGURE_3B = slow_study(
     lambda profile: measured(twins(profile, None), partial(bench(profile).attack, eps=AT, attack="autoattack")),
     lambda rows: _draw_asr(rows["attack"], "figure-3b", "AutoAttack"),
     lambda rows: asr_checks(rows["attack"], "autoattack"),
-    both=False,
 )
 
 
