@@ -126,14 +126,14 @@ def contrast(rows: pl.DataFrame, groups: Sequence[tuple[float, Group]], value: p
     """
     weights, selections = zip(*groups, strict=True)
     blocks = [_chosen(rows, which) for which in selections]
-    seeds = set.intersection(*(set(block[SEED]) for block in blocks))
+    seeds = set.intersection(*(set(block[SEED].unique()) for block in blocks))
     if not seeds:
         return None
     blocks = [block.filter(pl.col(SEED).is_in(sorted(seeds))) for block in blocks]
     combined, cells = 0.0, set()
     for weight, which, block in zip(weights, selections, blocks, strict=True):
         combined = combined + weight * as_matrix(block, value, str(dict(which)))
-        if set(block[SAMPLE]) != set(blocks[0][SAMPLE]):
+        if set(block[SAMPLE].unique()) != set(blocks[0][SAMPLE].unique()):
             both = f"{dict(selections[0])} and {dict(which)}"
             raise UserError(f"{both}: measured on different images; measure both with the same settings")
         if "cell" in block.columns:  # a row made of several cells has a list of them
@@ -147,10 +147,11 @@ def _levels(rows: pl.DataFrame, column: str, where: Group) -> list[Any]:
 
 
 def _chosen(rows: pl.DataFrame, which: Group) -> pl.DataFrame:
-    for column, value in which.items():
-        near = (pl.col(column) - value).abs() < 1e-9 if isinstance(value, float) else pl.col(column) == value
-        rows = rows.filter(near)
-    return rows
+    near = [
+        (pl.col(column) - value).abs() < 1e-9 if isinstance(value, float) else pl.col(column) == value
+        for column, value in which.items()
+    ]
+    return rows.filter(near) if near else rows
 
 
 def _groups(block: pl.DataFrame) -> np.ndarray | None:
@@ -163,10 +164,11 @@ def _groups(block: pl.DataFrame) -> np.ndarray | None:
 
 def as_matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     """Return (seeds, samples)."""
-    if "cell" in block.columns and block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1:
-        fix = "select one by a column such as lambda_schedule, attack or eps"
-        raise UserError(f"{what}: rows of several cells per seed and sample; {fix}")
     means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value")).sort(SEED, SAMPLE)
+    if "cell" in block.columns and len(means) < len(block):
+        if block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1:
+            fix = "select one by a column such as lambda_schedule, attack or eps"
+            raise UserError(f"{what}: rows of several cells per seed and sample; {fix}")
     seeds, samples = means[SEED].n_unique(), means[SAMPLE].n_unique()
     whole = len(means) == seeds * samples
     matrix = means["value"].to_numpy().astype(np.float64).reshape(seeds, -1) if whole else None

@@ -83,7 +83,7 @@ def split_series(rows: pl.DataFrame) -> pl.DataFrame:
 def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return PGD over ε, AutoAttack, and the further attacks, with whether an image is right under attack."""
     held = (pl.col("clean_prediction") == pl.col("label")) & ~pl.col("success")
-    attacks = split_series(rows["attack"]).with_columns(robust=held.cast(pl.Float64))
+    attacks = rows["attack"].with_columns(robust=held.cast(pl.Float64))
     over_eps = (pl.col("attack") == "pgd") & (pl.col("restarts").fill_null(1) == 1) & (pl.col("eps") < 0.5)
     whole = pl.col("attack") == "autoattack"
     return attacks.filter(over_eps), attacks.filter(whole), attacks.filter(~over_eps & ~whole)
@@ -91,7 +91,7 @@ def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFra
 
 def draw_defences(rows: RowsByTable, name: str) -> tuple[list[Panel], list[Table]]:
     """Return robust against clean accuracy, and tables of accuracy, robust accuracy and ASR."""
-    pgd, autoattack, _ = evaluated(rows)
+    pgd, autoattack, _ = map(split_series, evaluated(rows))
     clean = estimates(split_series(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
     at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
@@ -112,7 +112,7 @@ def draw_defences(rows: RowsByTable, name: str) -> tuple[list[Panel], list[Table
 def draw(rows: RowsByTable) -> Artefact:
     """Draw what all defences do; tables of the further attacks and of the gradients, too."""
     drawn, listed = draw_defences(rows, "defence")
-    further = evaluated(rows)[2]
+    further = split_series(evaluated(rows)[2])
     words = pl.when(pl.col("attack") == "square").then(pl.lit("Square")).when(pl.col("eps") == 1.0)
     named = further.with_columns(how=words.then(pl.lit("PGD, any pixel")).otherwise(pl.lit("PGD, margin, 10 restarts")))
     more = estimates(named, ["data", "defence", "how"], ASR)

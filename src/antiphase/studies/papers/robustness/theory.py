@@ -198,20 +198,19 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
     """Return Δm, L_DA / L_base and the ratio of radii, measured and by each layer, linearised in each image."""
     types = dict.fromkeys((*_TWINS, "layer", SAMPLE, "quantity", "value"), pl.Int64)
     types |= {"data": pl.String, "quantity": pl.String, "value": pl.Float64}
-    frames = [pl.DataFrame(schema=types)]
-    for key, radius in rows["radius"].filter(series="DiffViT").group_by(_TWINS, maintain_order=True):
-        same = dict(zip(_TWINS, key, strict=True))
-        twin = rows["radius"].filter(series="ViT", **same)
-        aligned = [rows["alignment"].filter(series=series, **same) for series in ("DiffViT", "ViT")]
-        if any(frame.is_empty() for frame in (twin, *aligned)):
+    frames, radii = [pl.DataFrame(schema=types)], rows["radius"].partition_by("series", *_TWINS, as_dict=True)
+    aligned = rows["alignment"].partition_by("series", *_TWINS, as_dict=True)
+    for (series, *key), radius in radii.items():
+        pair = [("DiffViT", *key), ("ViT", *key)]
+        if series != "DiffViT" or pair[1] not in radii or not set(pair) <= set(aligned):
             continue
-        for (layer,), block in radius_parts(layer_parts(*aligned), radius, twin).group_by("layer", maintain_order=True):
+        parts = radius_parts(layer_parts(*(aligned[twin] for twin in pair)), radius, radii[pair[1]])
+        for (layer,), block in parts.group_by("layer", maintain_order=True):
             numbers = block.select(RADIUS_PARTS).to_numpy()
-            for name, quantity in _NAMES.items():
-                constant = (same | {"layer": layer, "quantity": quantity}).items()
-                frame = block.select(SAMPLE, value=pl.Series(linearised(numbers, RATIOS[name])))
-                frame = frame.with_columns(pl.lit(one, types[column]).alias(column) for column, one in constant)
-                frames.append(frame.select(list(types)))
+            values = {quantity: pl.Series(linearised(numbers, RATIOS[name])) for name, quantity in _NAMES.items()}
+            same = dict(zip((*_TWINS, "layer"), (*key, layer), strict=True))
+            frame = block.select(*(pl.lit(one, types[at]).alias(at) for at, one in same.items()), SAMPLE, **values)
+            frames.append(frame.unpivot(index=[*same, SAMPLE], variable_name="quantity").select(list(types)))
     return pl.concat(frames)
 
 
