@@ -82,14 +82,14 @@ def test_run_says_what_it_will_do_does_it_and_then_has_nothing_to_do(call, store
     words = ("table-1", "--profile", "smoke", "--store", tmp_path / "store")
     code, _, err = call("run", *words)
     assert code == 0
-    assert "18 cells, 2 to make (1 attack, 1 accuracy): about" in err
+    assert "36 cells, 2 to make (1 attack, 1 accuracy): about" in err
     assert "[2/2]" in err
     code, _, err = call("run", *words)
     assert code == 0
-    assert "18 cells, all there" in err
+    assert "36 cells, all there" in err
     code, out, _ = call("status", *words)
     assert code == 0
-    assert out.split()[-6:] == ["table-1", "18", "0", "0", "0", "–"]
+    assert out.split()[-6:] == ["table-1", "36", "0", "0", "0", "–"]
 
 
 def test_show_tells_the_papers_numbers_the_cells_and_what_is_there(call, store):
@@ -104,11 +104,11 @@ def test_rows_are_exported(call, store, tmp_path):
     words = ("rows", "table-1", "--profile", "smoke", "--store", store)
     code, out, _ = call(*words)
     assert code == 0
-    assert "attack: 144 rows" in out
+    assert "attack: 288 rows" in out
     code, _, _ = call(*words, "--table", "attack", "--out", tmp_path / "asr.csv")
     assert code == 0
     rows = pl.read_csv(tmp_path / "asr.csv")
-    assert len(rows) == 144
+    assert len(rows) == 288
     assert {"series", "lambda_init", "training_seed", "eps", "success"} <= set(rows.columns)
 
 
@@ -121,7 +121,7 @@ def test_claims_are_printed_and_written_as_json(call, store):
     code, out, _ = call(*words, "--json")
     found = {study["study"]: study for study in json.loads(out)}
     assert found["table-1"]["claims"][0]["name"] == "asr-peaks"
-    assert found["table-3"]["done"] == 2  # attack and accuracy of the natural DiffViT, which is table 1's, too
+    assert found["table-3"]["done"] == 4  # attack and accuracy of the natural DiffViTs, which are table 1's, too
 
 
 def test_report_writes_a_site_and_markdown(call, store, tmp_path):
@@ -144,7 +144,7 @@ def test_report_writes_a_site_and_markdown(call, store, tmp_path):
 def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypatch):
     words = ("table-1", "--profile", "smoke")
     code, out, _ = call("pack", *words, "--store", store, "--to", tmp_path / "results")
-    assert (code, out) == (0, f"table-1: 18 cells added to {tmp_path / 'results'}\n")
+    assert (code, out) == (0, f"table-1: 36 cells added to {tmp_path / 'results'}\n")
     made = {}
     for name, place in (("store", ("--store", store)), ("pack", ("--rows", tmp_path / "results"))):
         out = tmp_path / name
@@ -160,7 +160,7 @@ def test_rows_that_ship_say_what_the_store_said(call, store, tmp_path, monkeypat
             assert call(command, *words) == (0, out, "there is no antiphase-store here: rows are read from results\n")
     code, _, err = call("run", *words, "--rows", tmp_path / "results", "--store", tmp_path / "elsewhere")
     assert code == 0
-    assert "18 cells, all there" in err
+    assert "36 cells, all there" in err
     assert not list((tmp_path / "elsewhere").glob("cells/*"))
 
 
