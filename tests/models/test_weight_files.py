@@ -136,6 +136,19 @@ def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
     assert same(read(path)[0], STATE)  # the only one of these shapes
 
 
+def test_two_tensors_of_one_name_are_refused_unless_they_are_equal(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"state_dict": STATE | under("_orig_mod.")}, path)
+    assert same(read(path)[0], STATE)
+    torch.save({"state_dict": STATE | under("_orig_mod.", OTHER)}, path)
+    with pytest.raises(UserError, match=r"a\.pt: two tensors are called 'state_dict\.\d.* without wrappers; save the"):
+        read(path)
+    both = checkpoints.unshared(STATE | under("_orig_mod.", OTHER))
+    save_file(both, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="two tensors are called"):
+        read(tmp_path / "a.safetensors")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -109,7 +109,12 @@ def test_after_a_kill_the_same_command_finishes_and_no_finished_cell_runs_again(
 
 
 def test_two_processes_share_a_store_and_do_no_cell_twice(store):
+    store.root.mkdir(exist_ok=True)
+    (store.root / "wait").touch()
     with Python(TOYS, store.root, "8", "0.2") as one, Python(TOYS, store.root, "8", "0.2") as other:
+        while not all("ready" in process.printed or not process.runs for process in (one, other)):
+            time.sleep(0.02)
+        (store.root / "wait").unlink()
         assert [one.wait(), other.wait()] == [0, 0]
     assert log(store) == log(store, "done")
     assert set(log(store).values()) == {1}
@@ -235,7 +240,8 @@ def test_processes_of_torchrun_share_every_cell(store):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("seconds", None), ("versions", []), ("hardware", 1), ("warnings", [1]), ("files", {"a": 1})]
+    ("field", "value"),
+    [("seconds", None), ("versions", []), ("hardware", 1), ("warnings", [1]), ("files", {"a": 1}), ("files", {})],
 )
 def test_a_record_with_a_wrong_field_is_damage_and_the_cell_runs_again(store, field, value):
     cell = cells(1)[-1]

@@ -89,6 +89,8 @@ def test_brief_numbers_name_the_least():
         (["ln L(depth 4) − ln L(depth 1)", "ln L(depth 2) − ln L(depth 1)"], ["depth 4", "depth 2"]),
         (["a − b, x", "a − b, x, N(0, 0.02)"], ["x", "x, N(0, 0.02)"]),
         (["a at 1, x", "a at 2, x, N(0, 0.02)"], ["at 1, x", "at 2, x, N(0, 0.02)"]),
+        (["a of f(x), 1,000 images", "a of f(y), 1,000 images"], ["x", "y"]),
+        (["a (b), c", "a (b), d, 1,000 e"], ["c", "d, 1,000 e"]),
         (["a at λ 0.8 against 0.5 to 0.7", "a at λ 0.8 against 0.9"], ["against 0.5 to 0.7", "against 0.9"]),
     ],
 )

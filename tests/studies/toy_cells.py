@@ -79,4 +79,7 @@ def cells(count: int, seconds: float = 0.0, **fields: float) -> list[Cell]:
 
 if __name__ == "__main__":
     root, count, pause = sys.argv[1:]
+    print("ready", flush=True)
+    while (Path(root) / "wait").exists():
+        time.sleep(0.01)
     run_cells(cells(int(count), float(pause)), Lab(Store(Path(root)), progress=False, process=this_process()), print)

@@ -257,7 +257,7 @@ def _tensors(path: Path) -> State:
     with path.open("rb") as file:
         head = file.read(9)
     if path.suffix == ".safetensors" or head[7:] == b"\0{":
-        return {_WRAPPER.sub("", key): value for key, value in read_weights(path).items()}
+        return _unwrapped(read_weights(path), path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # options
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -276,9 +276,21 @@ def _tensors(path: Path) -> State:
         else:
             seen.add(id(held))
         named = {key: value for key, value in held.items() if isinstance(key, str)}
-        tensors |= {f"{place}{_WRAPPER.sub('', k)}": x for k, x in named.items() if isinstance(x, Tensor)}
+        tensors |= _unwrapped({f"{place}{k}": x for k, x in named.items() if isinstance(x, Tensor)}, path)
         left += [(f"{place}{key}\0", value) for key, value in reversed(named.items())]
     return tensors
+
+
+def _unwrapped(tensors: State, path: Path) -> State:
+    """Return tensors by their names without what compile and FSDP add; refuse two that then share one and differ."""
+    found: State = {}
+    for key, tensor in tensors.items():
+        short = _WRAPPER.sub("", key)
+        other = found.setdefault(short, tensor)
+        if other is not tensor and not torch.equal(other, tensor):
+            fix = "save the state_dict() of one model alone"
+            raise UserError(f"{path}: two tensors are called {shown(_dotted(short))} without wrappers; {fix}")
+    return found
 
 
 def files_of(path: Path) -> list[Path]:

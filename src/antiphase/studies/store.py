@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from antiphase.errors import UserError
 from antiphase.files import PRIVATE, digest, read_json, read_rows, write_json
@@ -38,7 +38,7 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    files: dict[str, str]
+    files: dict[str, str] = Field(min_length=1)
     seconds: float
     whole: bool
     hardware: str

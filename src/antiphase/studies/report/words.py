@@ -118,7 +118,8 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     """Return each text without the words that all begin or end with; a single text as it is."""
     if len(texts) < 2:
         return list(texts)
-    words = [re.findall(r"N\([^)]*\),?|[^\s(),]+,?", text) for text in texts]
+    words = [re.findall(r"N\([^)]*\),?|[^\s()]+\)*,?", text) for text in texts]
+    words = [[word if word.startswith("N(") else word.replace(")", "") for word in each] for each in words]
     first = _shared(words)
     last = _shared([each[first:][::-1] for each in words])
     number = all(re.match(r"[\d.]+,?$", each[first]) for each in words if len(each) > first)

@@ -275,10 +275,11 @@ def _draw_layers(rows: RowsByTable) -> Artefact:
     means = pl.concat(block.sort("depth", "layer", maintain_order=True) for block in sets)
     several = means.filter(pl.col("layer").n_unique().over("data", "depth", "estimator") > 1)
     where, number = "{data}, depth {depth}, {estimator}", pl.col("layer") + 1
-    drawn = panels(several, where, number, ("layer", "Lipschitz estimate"))
+    claimed = several.filter(pl.col("estimator").is_in([PAPERS, STEEPEST]))
+    drawn = panels(claimed, where, number, ("layer", "Lipschitz estimate"))
     lam = lambdas(rows["alignment"]).sort("data", "depth", "layer", maintain_order=True).drop(BY_SEED)
     lam = lam.with_columns(series=DEPTH)
-    plots = [PAPER.plot("figure-4", drawn, columns=len(ESTIMATORS))] if drawn else []
+    plots = [PAPER.plot("figure-4", drawn, columns=2)] if drawn else []
     plots.append(PAPER.plot("figure-4-lambda", panels(lam, "λ, {data}", number, ("layer", "λ"))))
     title, name = f"Lipschitz estimate by layer, {where}", "layers-{data}-{depth}-{estimator}"
     listed = tables(means, title, name, "series", LAYER_NAME, **_NUMBERS)
