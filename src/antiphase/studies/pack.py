@@ -195,8 +195,9 @@ _HEAD = """\
 
 Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
 `antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
-studies use is listed with the one that was packed first. What no study reads is left out. Of inner
-products of gradients at tokens and at perturbed images, only whether they are below 0 is kept, as `opposed`.
+studies use is listed with the one that was packed first; names and commands are those of the commit. What
+no study reads is left out. Of inner products of gradients at tokens and at perturbed images, only whether
+they are below 0 is kept, as `opposed`.
 
 | study | table | cells | rows | core-minutes | command | commit | hardware |
 |---|---|---:|---:|---:|---|---|---|"""
