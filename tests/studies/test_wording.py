@@ -91,6 +91,7 @@ def test_brief_numbers_name_the_least():
         (["a at 1, x", "a at 2, x, N(0, 0.02)"], ["at 1, x", "at 2, x, N(0, 0.02)"]),
         (["a of f(x), 1,000 images", "a of f(y), 1,000 images"], ["x", "y"]),
         (["a (b), c", "a (b), d, 1,000 e"], ["c", "d, 1,000 e"]),
+        (["a(b), mean", "a(b) at 1, N(0, 0.02)"], ["mean", "at 1, N(0, 0.02)"]),
         (["a at λ 0.8 against 0.5 to 0.7", "a at λ 0.8 against 0.9"], ["against 0.5 to 0.7", "against 0.9"]),
     ],
 )

@@ -129,8 +129,9 @@ def told_apart(texts: Sequence[str]) -> list[str]:
 
 
 def _shared(words: Sequence[Sequence[str]]) -> int:
-    """Return the number of words that all begin with."""
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
+    """Return the number of words that all begin with, whether a comma follows or not."""
+    plain = ([word.rstrip(",") for word in each] for each in words)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*plain, strict=False)))
 
 
 def price(claim: Claim) -> str:
