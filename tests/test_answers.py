@@ -104,15 +104,15 @@ def test_what_a_command_prints_is_one_json_value(folder, answer, name):
 
 def test_every_command_of_a_study_prints_json(folder, answer):
     size = ("table-1", "--profile", "smoke")
-    assert answer("study", "run", *size, "-q") == {"cells": 18, "missing_before": 18, "missing": 0}
+    assert answer("study", "run", *size, "-q") == {"cells": 36, "missing_before": 36, "missing": 0}
     (status,) = answer("study", "status", *size)
-    assert (status["done"], status["to_do"], status["seconds"]) == (18, 0, 0)
+    assert (status["done"], status["to_do"], status["seconds"]) == (36, 0, 0)
     rows = answer("study", "rows", *size)["attack"]
     stored = answer("study", "rows", *size, "--table", "attack", "--out", "rows.csv")
     assert (stored["rows"], len(rows)) == (len(pl.read_csv("rows.csv")), len(pl.read_csv("rows.csv")))
     assert {row["success"] for row in rows} <= {True, False}
     assert {study["study"] for study in answer("study", "claims", *size)} == {"table-1"}
-    assert answer("study", "pack", *size)["cells_added"] == {"table-1": 18}
+    assert answer("study", "pack", *size)["cells_added"] == {"table-1": 36}
     assert answer("study", "report", *size) == {"site": "antiphase-studies/index.html"}
 
 

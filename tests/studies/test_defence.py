@@ -53,5 +53,6 @@ def test_robust_accuracy_counts_images_that_are_right_and_not_broken():
     rows = pl.DataFrame([columns | {"clean_prediction": clean, "success": broken} for clean, broken in cases])
     _, autoattack, _ = defence.evaluated({"attack": rows})
     assert autoattack["robust"].to_list() == [1.0, 0.0, 0.0, 0.0]
-    assert autoattack["model"].to_list() == ["DiffViT"] * 4
-    assert autoattack["defence"].to_list() == ["fast"] * 4
+    named = defence.split_series(autoattack)
+    assert named["model"].to_list() == ["DiffViT"] * 4
+    assert named["defence"].to_list() == ["fast"] * 4

@@ -165,10 +165,10 @@ def _groups(block: pl.DataFrame) -> np.ndarray | None:
 def as_matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
     """Return (seeds, samples)."""
     means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value")).sort(SEED, SAMPLE)
-    if "cell" in block.columns and len(means) < len(block):
-        if block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1:
-            fix = "select one by a column such as lambda_schedule, attack or eps"
-            raise UserError(f"{what}: rows of several cells per seed and sample; {fix}")
+    repeated = "cell" in block.columns and len(means) < len(block)
+    if repeated and block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1:
+        fix = "select one by a column such as lambda_schedule, attack or eps"
+        raise UserError(f"{what}: rows of several cells per seed and sample; {fix}")
     seeds, samples = means[SEED].n_unique(), means[SAMPLE].n_unique()
     whole = len(means) == seeds * samples
     matrix = means["value"].to_numpy().astype(np.float64).reshape(seeds, -1) if whole else None
