@@ -92,9 +92,9 @@ def _check_classes(name: str, images: FileImages) -> None:
         fault = f"{', '.join(inside)} are no classes: put the images of each class in a sub-folder"
     elif training:
         fault = f"{training[0]} looks like a split: rename such folders to train, val and test"
-    elif "," in alike:
+    elif alike and len(counts) > 1:  # one sub-folder that all classes have, such as images, tells nothing
         fix = f"give one folder above, such as {images.root / nested[0]}, or move the images up"
-        fault = f"class folders have the same sub-folders, {alike}: {fix}"
+        fault = f"several class folders have a sub-folder {alike}: {fix}"
     elif nested and len(inside) == 1:
         fault = f"all images are in sub-folders of {images.root / nested[0]}: give it, or move the images up"
     else:
