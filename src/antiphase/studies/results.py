@@ -1,12 +1,13 @@
 """The results of a study, as input of the report."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from joblib import Parallel, cpu_count, delayed
 
 from antiphase.errors import UserError, first_line
 from antiphase.files import write_text
@@ -22,7 +23,10 @@ from antiphase.studies.paper_settings import note_of, shown_settings, text_of
 from antiphase.studies.plan import select
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
 from antiphase.studies.store import Reader, core_seconds, identity
-from antiphase.terminal import say
+from antiphase.terminal import progress_bar, say
+
+_MANY = 8  # studies; fewer are read faster than other processes start
+_PROCESSES = 4  # at most: each reads the rows of its studies anew
 
 
 @dataclass(frozen=True)
@@ -190,5 +194,28 @@ def _command(options: StudyOptions, study: Study) -> str:
 
 def results_of(options: StudyOptions) -> list[Result]:
     """Return what the store knows of the studies that the options name."""
+    count = len(select(options).studies)
+    shares = processes(count)
+    found = in_processes("claims", shares, _every_nth, [(options, first, shares) for first in range(shares)])
+    return [found[place % shares][place // shares] for place in range(count)]
+
+
+def _every_nth(options: StudyOptions, first: int, step: int) -> list[Result]:
     chosen = select(options)
-    return [result(study, chosen.profile, chosen.store, _command(options, study)) for study in chosen.studies]
+    studies = chosen.studies[first::step]
+    return [result(study, chosen.profile, chosen.store, _command(options, study)) for study in studies]
+
+
+def processes(studies: int) -> int:
+    """Return in how many processes to treat some studies: one if others would take longer to start."""
+    return 1 if studies < _MANY else min(_PROCESSES, cpu_count())
+
+
+def in_processes(title: str, jobs: int, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    """Return the values of a function for tuples of arguments, in order, from ``jobs`` processes; show progress."""
+    calls, values = (delayed(function)(*one) for one in arguments), []
+    with progress_bar(title, len(arguments), True) as advance:
+        for value in Parallel(jobs, return_as="generator", max_nbytes=None)(calls):
+            values.append(value)
+            advance(1)
+    return values

@@ -12,11 +12,14 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from antiphase.errors import UserError
 from antiphase.report.table import OnConsole, markdown
 from antiphase.studies.figures import Artefact, Gallery, Panel, Plot, Table
+from antiphase.studies.plan import find_studies
 from antiphase.studies.report.site import prose, write_site
 from antiphase.studies.report.tables import claims_csv, claims_sheets, panel_tables, plot_csv, table_sheet
 from antiphase.studies.report.words import RULE
+from antiphase.studies.results import in_processes
 from tests.studies.report import made_up_studies as made_up
 
 VOID = {"meta", "link", "img", "br", "wbr", "hr", "input"}
@@ -188,6 +191,18 @@ def test_the_same_results_give_the_same_bytes_and_stand_alone(pages, tmp_path, t
     before = made_up.written_site(tmp_path_factory.getbasetemp()) / "robustness-table-1.html"
     assert page == before.read_bytes()
     assert b"rel=" not in page.replace(b'<link rel="icon"', b"").replace(b'rel="next"', b"")
+
+
+def test_pages_from_several_processes_are_the_same(tmp_path, tmp_path_factory, monkeypatch):
+    """Also results of studies come back from other processes as they are, and so does a mistake of the user."""
+    monkeypatch.setattr("antiphase.studies.report.site.processes", lambda studies: min(studies, 2))
+    before = made_up.written_site(tmp_path_factory.getbasetemp())
+    write_site(made_up.studies(), tmp_path)
+    for page in before.glob("*.html"):
+        assert (tmp_path / page.name).read_bytes() == page.read_bytes()
+    assert in_processes("numbers", 2, divmod, [(7, 2), (9, 4), (5, 5)]) == [(3, 1), (2, 1), (1, 0)]
+    with pytest.raises(UserError, match="study 'figure-99': unknown"):
+        in_processes("studies", 2, find_studies, [(["figure-99"],), (["all"],)])
 
 
 def test_a_site_of_nothing_leaves_other_pages_alone(tmp_path):

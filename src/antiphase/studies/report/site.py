@@ -32,7 +32,7 @@ from antiphase.studies.report import tables
 from antiphase.studies.report.figures import PIXELS, gallery_figure, plot_figure, text_svg
 from antiphase.studies.report.forest import forest_figure, forest_lines
 from antiphase.studies.report.words import PAPERS, RULE, page_name, part_name, tally
-from antiphase.studies.results import Result, pack_studies, results_of
+from antiphase.studies.results import Result, in_processes, pack_studies, processes, results_of
 from antiphase.studies.spec import ProfileName
 from antiphase.terminal import duration
 
@@ -55,11 +55,12 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     papers = list(dict.fromkeys(result.paper for result in results))
     ordered = sorted(results, key=lambda result: papers.index(result.paper))
     pages = [f"{page_name(result)}.html" for result in ordered]
-    templates = environment()
-    templates.filters |= {"duration": duration, "prose": prose}
+    templates = _templates()
     links = [None, *((page, result.label) for page, result in zip(pages, ordered, strict=True)), None]
-    for place, (page, result) in enumerate(zip(pages, ordered, strict=True)):
-        write_text(out / page, _study_page(templates, result, links[place], links[place + 2]))
+    linked = list(zip(ordered, links, links[2:], strict=False))
+    drawn = in_processes("pages", processes(len(ordered)), _study_page, linked)
+    for page, text in zip(pages, drawn, strict=True):
+        write_text(out / page, text)
     lines = forest_lines(ordered)
     described = "Each tested claim with the difference that decides it; the table below has the numbers"
     overview = templates.get_template("site.html").render(
@@ -78,7 +79,13 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     return out / "index.html"
 
 
-def _study_page(templates: Environment, result: Result, before: Any, after: Any) -> str:
+def _templates() -> Environment:
+    templates = environment()
+    templates.filters |= {"duration": duration, "prose": prose}
+    return templates
+
+
+def _study_page(result: Result, before: Any, after: Any) -> str:
     """Return the page of a study; the studies before and after it are pairs of page and label, or None."""
     artefact, name = result.artefact or Artefact(), functools.partial(part_name, result)
     lead, _, text = result.text.strip().partition("\n\n")
@@ -99,7 +106,8 @@ def _study_page(templates: Environment, result: Result, before: Any, after: Any)
         figure = gallery_figure(gallery, PIXELS // len(artefact.galleries))
         drawn = embedded(figure, f"g{place}", html.escape(gallery.name))
         galleries.append(drawn | {"about": gallery, "name": name(gallery.name)})
-    return templates.get_template("study.html").render(
+    page = _templates().get_template("study.html")
+    return page.render(
         result=result,
         paper=PAPERS.get(result.paper, result.paper),
         lead=lead,
