@@ -94,7 +94,7 @@ def room(root: Path) -> Iterator[None]:
     except Exception as error:  # the Parquet and safetensors writers raise their own exceptions
         for code in _FULL:
             if code == getattr(error, "errno", None) or f"(os error {code})" in str(error):
-                fix = "finished work is kept: free some space, then resume with the same command"
+                fix = "free some space, then run the same command again: rows and checkpoints that it stored are kept"
                 raise UserError(f"{root}: the disk is full ({os.strerror(code)}); {fix}") from None
         raise
 

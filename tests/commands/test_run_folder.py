@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 
@@ -81,6 +82,15 @@ def test_a_run_that_fails_later_keeps_what_it_wrote(tmp_path):
     with pytest.raises(UserError, match="the disk is full"):
         fill()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {MARKER, "rows"}
+
+
+def test_a_directory_that_is_deleted_during_a_run_is_an_error(tmp_path):
+    with (
+        pytest.raises(UserError, match="was deleted while the run wrote into it"),
+        run_folder(tmp_path / "out", "audit"),
+    ):
+        shutil.rmtree(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_loop_of_links_is_named(tmp_path):

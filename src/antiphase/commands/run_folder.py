@@ -50,6 +50,8 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
         try:
             with room(out):
                 yield
+            if not (out / MARKER).exists():
+                raise UserError(f"out {shown(str(out))}: was deleted while the run wrote into it: run it again")
             (out / CLOCK).unlink(missing_ok=True)
         except BaseException:
             with contextlib.suppress(OSError):  # under torchrun another process may have cleaned up already

@@ -138,7 +138,9 @@ def studied(options: StudyOptions) -> RunResult:
         pl.read_csv(tables.claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
         files["claims.parquet"] = table.getvalue()
     files[_CHOICE] = options.model_dump_json(include=_CHOSEN).encode()
-    return StudyResult("study run", files, options.place.resolve())
+    found = StudyResult("study run", files, options.place.resolve())
+    vars(found).update(studies=studies)  # so that they are not read again
+    return found
 
 
 class StudyResult(RunResult):
