@@ -123,13 +123,18 @@ def over_depth(attacks, start):
     if any((name, 1.0) not in attacks.rows for pair in pairs.values() for name in pair):
         return []
     own = 8 if start else None  # with one layer there are more
-    gaps = {depth: sum(attacks.gap(*pair, eps, own) for eps in EPS) / len(EPS) for depth, pair in pairs.items()}
+    by_eps = {eps: {depth: attacks.gap(*pair, eps, own) for depth, pair in pairs.items()} for eps in EPS}
+    gaps = {depth: sum(some[depth] for some in by_eps.values()) / len(EPS) for depth in DEPTHS}
     seeds = min(map(len, gaps.values()))  # the fit uses the seeds that every depth has
     x = np.log2(DEPTHS) - np.mean(np.log2(DEPTHS))
     fall = -(x / (x**2).sum()) * np.log2(max(DEPTHS))
-    fit = sum(weight * gaps[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
-    fitted = interval("depth makes the difference smaller", fit)
-    return [*(interval(f"depth {d}", gap) for d, gap in gaps.items()), fitted]
+    labels = {"depth makes the difference smaller, mean over ε": gaps}
+    labels |= {f"at {eps:g}/255": some for eps, some in by_eps.items()}
+    fits = {
+        label: sum(weight * some[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
+        for label, some in labels.items()
+    }
+    return [*(interval(f"depth {d}", gap) for d, gap in gaps.items()), *map(interval, fits, fits.values())]
 
 
 def fragile(attacks):

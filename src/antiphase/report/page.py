@@ -16,7 +16,7 @@ from antiphase.files import replacing, write_text
 from antiphase.report import words
 from antiphase.report.figure import inline_svg, saved, shortened
 from antiphase.report.table import Table, table_files
-from antiphase.terminal import eps_label
+from antiphase.terminal import duration, eps_label
 
 TITLE = 90
 """Most characters of the title of a page."""
@@ -119,7 +119,7 @@ def environment() -> Environment:
         return Markup(re.sub(r"(?<=[/_.:])(?=[^\W\d])", "<wbr>", str(escape(text))))
 
     templates.filters |= {"breakable": breakable, "in_one_line": in_one_line, "table_files": table_files}
-    templates.filters |= {"eps": eps_label, "attack": words.attack_label}
+    templates.filters |= {"eps": eps_label, "attack": words.attack_label, "duration": duration}
     formats = ("percent", "percent_range", "points", "points_interval", "p_text", "lambda_range")
     templates.filters |= {name: getattr(words, name) for name in formats}
     return templates

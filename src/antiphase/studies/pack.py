@@ -190,21 +190,8 @@ def _parquet(path: Path) -> pl.DataFrame:
     return read_rows(path, _RESTORE)
 
 
-_HEAD = """\
-# Rows behind the published numbers
-
-Written by `antiphase study pack`; `antiphase study report --rows results` draws everything again, and
-`antiphase study rows NAME --rows results --out FILE` exports the rows of a study. A cell that several
-studies use is listed with the one that was packed first; names and commands are those of the commit. What
-no study reads is left out. Of inner products of gradients at tokens and at perturbed images, only whether
-they are below 0 is kept, as `opposed`.
-
-| study | table | cells | rows | core-minutes | command | commit | hardware |
-|---|---|---:|---:|---:|---|---|---|"""
-
-
 def _readme(cells: pl.DataFrame) -> str:
-    lines = [_HEAD]
+    lines = [Path(__file__).with_name("rows_readme.md").read_text(encoding="utf-8").rstrip()]
     keys = ["study", "table", "command", "commit", "hardware"]
     for key, group in cells.sort(*keys, "cell").group_by(keys, maintain_order=True):
         study, table, command, commit, hardware = map(str, key)

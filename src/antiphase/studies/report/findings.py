@@ -25,7 +25,6 @@ from antiphase.studies.report import figures, forest, tables, words
 from antiphase.studies.report.words import QUESTIONS, RULE, SHORT, is_tested, page_name, part_name
 from antiphase.studies.results import Result
 from antiphase.studies.scale import IN_SHORT
-from antiphase.terminal import duration
 
 _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 
@@ -57,14 +56,13 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
             for paper, pairs in words.by_source(begun).items()
             if (count := sum(is_tested(claim) for _, claim in pairs))
         },
-        "unfinished": [result for result in begun if unfinished(result)],
     }
     return _tidy(_templates().get_template(template).render(values))
 
 
 def _templates() -> Environment:
     templates = environment().overlay(autoescape=False)
-    templates.filters |= {"duration": duration, "escaped": escaped, "file": part_name, "markdown": markdown}
+    templates.filters |= {"escaped": escaped, "file": part_name, "markdown": markdown}
     own = {"brief": words.brief_numbers, "estimates": words.estimates_line, "price": words.price}
     drawn = {"note": tables.table_note, "panel_tables": tables.panel_tables, "sheet": tables.table_sheet}
     templates.filters |= own | drawn

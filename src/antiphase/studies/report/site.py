@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote
 
 import polars as pl
-from jinja2 import Environment
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -34,7 +33,6 @@ from antiphase.studies.report.forest import forest_figure, forest_lines
 from antiphase.studies.report.words import PAPERS, RULE, page_name, part_name, tally
 from antiphase.studies.results import Result, in_processes, pack_studies, processes, results_of
 from antiphase.studies.spec import ProfileName
-from antiphase.terminal import duration
 
 _CHOICE = "study.json"
 _CHOSEN = {"names", "profile", "seeds", "models"}
@@ -55,7 +53,6 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     papers = list(dict.fromkeys(result.paper for result in results))
     ordered = sorted(results, key=lambda result: papers.index(result.paper))
     pages = [f"{page_name(result)}.html" for result in ordered]
-    templates = _templates()
     links = [None, *((page, result.label) for page, result in zip(pages, ordered, strict=True)), None]
     linked = list(zip(ordered, links, links[2:], strict=False))
     drawn = in_processes("pages", processes(len(ordered)), _study_page, linked)
@@ -63,26 +60,24 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
         write_text(out / page, text)
     lines = forest_lines(ordered)
     described = "Each tested claim with the difference that decides it; the table below has the numbers"
-    overview = templates.get_template("site.html").render(
-        counts=tables.counts_sheet(ordered),
-        forest=[
-            Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
-            for name, narrow in (("wide", False), ("narrow", True))
-            if lines
-        ],
-        rule=RULE,
-        claims=tables.claims_sheets(ordered, pages),
-        studies=tables.studies_sheet(ordered, pages),
-        stand_ins=any(result.profile == "laptop" for result in ordered),
+    overview = (
+        environment()
+        .get_template("site.html")
+        .render(
+            counts=tables.counts_sheet(ordered),
+            forest=[
+                Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
+                for name, narrow in (("wide", False), ("narrow", True))
+                if lines
+            ],
+            rule=prose(RULE),
+            claims=tables.claims_sheets(ordered, pages),
+            studies=tables.studies_sheet(ordered, pages),
+            stand_ins=any(result.profile == "laptop" for result in ordered),
+        )
     )
     write_text(out / "index.html", overview)
     return out / "index.html"
-
-
-def _templates() -> Environment:
-    templates = environment()
-    templates.filters |= {"duration": duration, "prose": prose}
-    return templates
 
 
 def _study_page(result: Result, before: Any, after: Any) -> str:
@@ -106,18 +101,18 @@ def _study_page(result: Result, before: Any, after: Any) -> str:
         figure = gallery_figure(gallery, PIXELS // len(artefact.galleries))
         drawn = embedded(figure, f"g{place}", html.escape(gallery.name))
         galleries.append(drawn | {"about": gallery, "name": name(gallery.name)})
-    page = _templates().get_template("study.html")
+    page = environment().get_template("study.html")
     return page.render(
         result=result,
         paper=PAPERS.get(result.paper, result.paper),
-        lead=lead,
-        text=text,
+        lead=prose(lead),
+        text=prose(text),
         about="The paper" if result.paper in PAPERS and result.paper != OWN else "About this study",
         plots=plots,
         tables=[(tables.table_sheet(one, name(one.name)), tables.table_note(one)) for one in artefact.tables],
         galleries=galleries,
         notes=artefact.notes,
-        rule=RULE,
+        rule=prose(RULE),
         claims=[(claim, tables.check_sheet(result, claim, name(claim.name))) for claim in result.claims],
         before=before,
         after=after,

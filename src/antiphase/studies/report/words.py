@@ -26,7 +26,7 @@ PAPERS = {
     OWN: "Our own questions",
 }
 SHORT = {"robustness": "Sensitivity paper", "diffclip": "DiffCLIP", OWN: "Our own questions"}
-_SHOWN = 8  # checks of a claim whose estimates are shown in one line
+_SHOWN = 12  # checks of a claim whose estimates are shown in one line
 
 
 def by_source(results: Sequence[Result]) -> dict[str, list[tuple[Result, Claim]]]:
@@ -84,21 +84,27 @@ def estimates_line(claim: Claim) -> str:
     Those that decide the verdict come first, those beside it last. If the verdicts differ, each is followed by its own.
     """
     names = told_apart([check.what for check in claim.checks])
-    mixed = len(set(claim.verdicts) - {"beside"}) > 1
-    several = zip(names, claim.checks, claim.verdicts, strict=True)
+    several = zip(names, claim.checks, claim.verdicts, _own_verdicts(claim), strict=True)
     checks = sorted(several, key=lambda one: (one[2] == "beside", one[2] != claim.verdict))
-    told = [
-        f"{name}: {estimate_text(check)}{f', {verdict}' if mixed and check.decides else ''}"
-        for name, check, verdict in checks
-        if check.estimate
-    ]
+    told = [f"{name}: {estimate_text(check)}{own}" for name, check, _, own in checks if check.estimate]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
     return "; ".join(told[:_SHOWN] + more) or "–"
 
 
+def _own_verdicts(claim: Claim) -> list[str]:
+    """Return what to write behind the estimate of each check: its verdict if they differ, else nothing."""
+    mixed, words = len(set(claim.verdicts) - {"beside"}) > 1, []
+    for check, verdict in zip(claim.checks, claim.verdicts, strict=True):
+        below = verdict == "undecided" and check.estimate is not None and check.estimate.high < 0
+        words.append(f", {verdict}{' after Holm' * below}" * (mixed and check.decides))
+    return words
+
+
 def brief_numbers(claim: Claim) -> dict[str, str]:
     """Return what decides a claim's verdict, without unit: the estimates, the smallest by its name, seeds and ε."""
-    checks = [check for check in claim.deciding if check.estimate]
+    own = zip(claim.checks, _own_verdicts(claim), strict=True)
+    own = [(check, verdict) for check, verdict in own if check.decides and check.estimate]
+    checks, verdicts = [check for check, _ in own], [verdict for _, verdict in own]
     numbers = [estimate_text(check).replace(" points", "") for check in checks]
     names = told_apart([check.what for check in checks])
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
@@ -107,11 +113,17 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     beside = " ".join(check.what for check in claim.checks if not check.decides)
     eps = [*dict.fromkeys(re.findall(r"[\d.]+(?=/255)", beside))]
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
-    behind = f"{seeds} training seeds"
+    behind = f"{seeds} seeds"
     if len(eps) > 1:
         behind += f", ε of {eps[0]} to {eps[-1]}/255"
     estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
-    return {"estimate": estimate, "each": " and ".join(numbers), "least": least, "behind": behind}
+    each = [number + verdict for number, verdict in zip(numbers, verdicts, strict=True)]
+    return {
+        "estimate": estimate,
+        "each": ("; " if any(verdicts) else " and ").join(each),
+        "least": least,
+        "behind": behind,
+    }
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:

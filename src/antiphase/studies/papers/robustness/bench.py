@@ -176,9 +176,8 @@ def settings(profile: Profile, **changes: Any) -> dict[str, str]:
     """Return the settings shown on the pages of ViTs; ``changes`` are fields of the bench that a study changes."""
     sizes = replace(bench(profile), **changes)
     models = [sizes.train("vit", 0, data, depth=depth) for data in sizes.data for depth in sizes.depths]
-    seeds = [len(sizes.seeds_of(profile, depth)) for depth in (1, 4)]
-    values = {"sense": sizes.sense_of(models[0], "lipschitz").options(), "seeds": seeds}
-    return PAPER.settings("vits", "attacks", "searches", bench=sizes, **values) | {IN_SHORT: vits_in_short(models)}
+    sense = sizes.sense_of(models[0], "lipschitz").options()
+    return PAPER.settings("vits", "attacks", "searches", bench=sizes, sense=sense) | {IN_SHORT: vits_in_short(models)}
 
 
 def vit_and_clip_settings(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> dict[str, str]:

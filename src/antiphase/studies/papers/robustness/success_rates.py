@@ -28,6 +28,7 @@ from antiphase.studies.papers.robustness.bench import (
 )
 from antiphase.studies.scale import titled
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
+from antiphase.terminal import eps_label
 
 _X = pl.col("column").str.strip_suffix("/255").cast(pl.Float64) / 255
 PRINTED = printed_numbers("robustness", "figure-2a").with_columns(x=_X)
@@ -171,16 +172,23 @@ def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
     keys = ["data", "series", "depth", SEED, SAMPLE]
     one, other = (attacks.filter((pl.col("eps") - eps).abs() < 1e-9).with_columns(value=ASR) for eps in AT)
-    lower = other.join(one.select(*keys, "value"), on=keys, maintain_order="left")
-    lower = lower.with_columns(value=pl.col("value") - pl.col("value_right"))
+    both = other.join(one.select(*keys, small="value"), on=keys, maintain_order="left")
+    fades = _over_depth(both, pl.col("value") - pl.col("small"), f"{words} − the same at 4/255")
+    logs = _over_depth(both, _log("value") - _log("small"), f"{words} − the same at 4/255, of log ASR", "")
     peaks = peak(attacks, "depth", 1, diffvit, ASR)
     return {
         f"{key}-falls-with-depth": _over_depth(one, -ASR, words),
         f"{key}-highest-at-depth-1": [Check(highest, estimate) for _, estimate in peaks],
         f"{key}-fragile-when-shallow": higher(attacks, "DiffViT", than="ViT", eps=small, depth=shallow),
         f"{key}-robust-when-deep": higher(attacks, "ViT", than="DiffViT", eps=small, depth=depths[-1]),
-        f"{key}-fades": _over_depth(lower, pl.col("value"), f"{words} − the same at 4/255"),
+        f"{key}-fades": [*fades, *(replace(check, decides=False) for check in logs)],
     }
+
+
+def _log(column: str) -> pl.Expr:
+    """Return values whose mean is the logarithm of a mean at each depth, to first order: log m + v/m − 1."""
+    mean = pl.mean(column).over("data", "series", "depth")
+    return mean.log() + pl.col(column) / mean - 1
 
 
 def _over_depth(rows: pl.DataFrame, value: pl.Expr, words: str, unit: Unit = "points") -> list[Check]:
@@ -211,11 +219,16 @@ def draw_by_depth(attacks: pl.DataFrame) -> Artefact:
 def depth_checks(attacks: pl.DataFrame) -> Checks:
     """Check that DiffViT is the more fragile one at each depth, and less so the deeper the models."""
     depths = sorted(attacks["depth"].unique())
-    words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, mean over ε"
-    fall = trend(gaps(attacks), "depth", {}, -pl.col("value"), scale="log2")
+    words = f"fitted fall of ASR(DiffViT) − ASR(ViT) over log2 depth, {depths[0]} to {depths[-1]}, {{}}"
+    places: dict[str, dict[str, Any]] = {"mean over ε": {}} | {f"at {eps_label(eps)}": {"eps": eps} for eps in EPS}
+    differences, narrows = gaps(attacks), -pl.col("value")
+    falls = [
+        Check(words.format(place), trend(differences, "depth", where, narrows, "log2"), decides=not where)
+        for place, where in places.items()
+    ]
     means = ((depth, on_average(attacks, "DiffViT", than="ViT", eps=EPS, depth=depth)[0]) for depth in depths)
     by_depth = [replace(mean, what=f"ASR(DiffViT) − ASR(ViT), mean over ε, depth {depth}") for depth, mean in means]
-    return {"fragile-at-each-depth": by_depth, "gap-falls-with-depth": [Check(words, fall)]}
+    return {"fragile-at-each-depth": by_depth, "gap-falls-with-depth": falls}
 
 
 FIGURE_3A = vit_study(
