@@ -168,16 +168,16 @@ def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     ends = f"{depths[0]} to {depths[-1]}"
     diffvit = {"series": "DiffViT", "eps": small}
     shallow = [depth for depth in depths if depth <= 2]
-    words = f"fitted fall of ASR({{}}) over log2 depth, {ends}, at 1/255"
+    fall = f"fitted fall over log2 depth, {ends}, at 1/255"
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
     keys = ["data", "series", "depth", SEED, SAMPLE]
     one, other = (attacks.filter((pl.col("eps") - eps).abs() < 1e-9).with_columns(value=ASR) for eps in AT)
     both = other.join(one.select(*keys, small="value"), on=keys, maintain_order="left")
-    fades = _over_depth(both, pl.col("value") - pl.col("small"), f"{words} − the same at 4/255")
-    logs = _over_depth(both, _log("value") - _log("small"), f"{words} − the same at 4/255, of log ASR", "")
+    fades = _over_depth(both, pl.col("value") - pl.col("small"), f"{fall} − at 4/255, ASR({{}})")
+    logs = _over_depth(both, _log("value") - _log("small"), f"{fall} − at 4/255, log ASR({{}})", "")
     peaks = peak(attacks, "depth", 1, diffvit, ASR)
     return {
-        f"{key}-falls-with-depth": _over_depth(one, -ASR, words),
+        f"{key}-falls-with-depth": _over_depth(one, -ASR, f"{fall}, ASR({{}})"),
         f"{key}-highest-at-depth-1": [Check(highest, estimate) for _, estimate in peaks],
         f"{key}-fragile-when-shallow": higher(attacks, "DiffViT", than="ViT", eps=small, depth=shallow),
         f"{key}-robust-when-deep": higher(attacks, "ViT", than="DiffViT", eps=small, depth=depths[-1]),
@@ -294,7 +294,7 @@ def _distance_checks(rows: RowsByTable) -> Checks:
     depths = sorted(attacks["depth"].unique())
 
     def rises(among: Sequence[int]) -> list[Check]:
-        words = f"fitted rise of mean L2({{}}) over log2 depth, {among[0]} to {among[-1]}"
+        words = f"fitted rise over log2 depth, {among[0]} to {among[-1]}, mean L2({{}})"
         return _over_depth(attacks.filter(pl.col("depth").is_in(among)), pl.col("reach"), words, "")
 
     deeper = depths[1:] if len(depths) > 2 else depths
