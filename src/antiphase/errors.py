@@ -12,6 +12,10 @@ class UserError(ValueError):
     """
 
 
+class Unreadable(UserError):
+    """A file that is damaged, too large or of another kind."""
+
+
 def shown(text: object, most: int = 80) -> str:
     """Return the repr of a value for a message, with the middle omitted if it is longer than ``most`` characters."""
     try:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from antiphase.errors import UserError, first_line, invalid
+from antiphase.errors import Unreadable, UserError, first_line, invalid
 
 if TYPE_CHECKING:
     import polars as pl
@@ -148,15 +148,15 @@ def read_bytes(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = M
 def read_text(path: str | os.PathLike[str], fix: str = _COMPLETE, most: int = MOST_BYTES) -> str:
     """Return the text of a regular file in UTF-8."""
     try:
-        return read_bytes(path, fix, most).decode()
+        return read_bytes(path, fix, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise unreadable(path, error, fix) from None
 
 
-def unreadable(path: object, error: BaseException, fix: str = _COMPLETE) -> UserError:
+def unreadable(path: object, error: BaseException, fix: str = _COMPLETE) -> Unreadable:
     """Return the error for a file that cannot be read."""
     why = getattr(error, "strerror", None) or first_line(error)
-    return UserError(f"{path}: cannot be read ({why}); {fix}")
+    return Unreadable(f"{path}: cannot be read ({why}); {fix}")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -136,8 +136,8 @@ def read_numbers(value: Any) -> Any:
 
 def read_models(value: Any) -> Any:
     """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a ``?``."""
-    if not isinstance(value, str):
-        return read_words(value)
+    if not isinstance(value, str) or os.path.isdir(os.path.expanduser(value)):
+        return (value,) if isinstance(value, str) else read_words(value)
     models: list[str] = []
     for word in read_words(value):
         if models and "?" in models[-1] and _SETTING.match(word):

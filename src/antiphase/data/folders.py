@@ -63,10 +63,14 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
                 fault = f"{place / entry} has no sub-folder for each class, only {', '.join(below[entry])}"
                 raise UserError(f"{name}: {fault}: move its images into such folders")
         classes = sorted({label for entry in parts for label in below[entry]})
-        first, *others = parts
-        for other in [] if others else below:  # a single split next to others, such as valid and invalid
-            if below[other] and not {*below[other]} & {*classes}:
+        first = splits.get("train", parts[0])
+        for other in parts if parts[1:] else below:  # of a single split those next to it, such as valid and invalid
+            if below[other] and not {*below[other]} & {*below[first]}:
                 raise UserError(f"{name}: {first} and {other} have different sub-folders: rename one of them")
+        plain: dict[str, str] = {}
+        for label in classes:
+            if (other := plain.setdefault(re.sub(r"[\W_]+", "", label.casefold()) or label, label)) != label:
+                raise UserError(f"{name}: class folders {other} and {label} differ in little: rename one of them")
         return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
     if split != "test":
         fix = f"move the class folders into {place / 'train'} and {place / 'test'}"

@@ -122,8 +122,10 @@ def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list
 
 
 def _lines(path: Path) -> list[str]:
-    lines = read_text(path, "download it again").splitlines() if path.exists() else []
-    return list(filter(None, map(str.strip, lines)))
+    lines = read_text(path, "download it again").strip().splitlines() if path.exists() else []
+    if not all(map(str.strip, lines)):
+        raise UserError(f"{path}: has a blank line, so that lines cannot be counted: download it again")
+    return list(map(str.strip, lines))
 
 
 def parquet_images(path: str, split: str) -> FileImages:

@@ -1,5 +1,6 @@
 """Zero-shot classification by class prompts, from an ensemble of templates or the data's own."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -60,9 +61,9 @@ def _templates(ensemble: str) -> list[str]:
             raise UserError(f"templates {ensemble!r}: {expected}") from None
     if not lines:
         raise UserError(f"{origin} has no templates: expected one per line, with {{}} for the class name")
-    if odd := [line for line in lines if "{}" not in line]:
+    if odd := [line for line in lines if "{}" not in line or re.match(r"""\[?\s*(['"]).*\1""", line)]:
         where = f"template {lines.index(odd[0]) + 1}, {odd[0]!r}"
-        raise UserError(f"{origin}: {where}: expected {{}} for the class name")
+        raise UserError(f"{origin}: {where}: expected plain text, without quotes, with {{}} for the class name")
     return lines
 
 

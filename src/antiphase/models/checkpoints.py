@@ -139,15 +139,16 @@ def _refuse_mistaken(path: Path) -> None:
 def check_finite(tensors: Mapping[str, Tensor], source: str, fix: str = "copy the file again or retrain") -> None:
     """Refuse weights with NaN or infinity, naming the first such tensor."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
             raise UserError(f"{source}: {name!r} contains NaN or infinity; {fix}")
 
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:
     """Load tensors by name; names, shapes and types must match, and all weights must be finite."""
     own = model.state_dict()
-    tensors = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | tensors
-    check_fit(own, tensors, source)
+    kept = {name: value for name, value in own.items() if name.endswith(_COUNTER) or not isinstance(value, Tensor)}
+    tensors = kept | tensors
+    check_fit(*({name: x for name, x in some.items() if name not in kept} for some in (own, tensors)), source)
     model.load_state_dict(tensors)
 
 
@@ -189,7 +190,7 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     if not held:
         raise UserError(f"{path}: no weights found; expected a dictionary of tensors, as of state_dict()")
     names = {_WRAPPER.sub("", key): key for key in own}
-    needed = {short for short in names if not short.endswith(_COUNTER)}
+    needed = {short for short, key in names.items() if not short.endswith(_COUNTER) and isinstance(own[key], Tensor)}
     sets: dict[str, State] = {}  # by what precedes the model's names
     for key, tensor in held.items():
         for start in re.finditer(r"^|[.\0]", key):

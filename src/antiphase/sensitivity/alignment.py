@@ -265,7 +265,9 @@ def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]
     forward = default_call(model, inputs)
     with gradients(enabled=True):
         calls = record(model, leaf(inputs), call=lambda x: outputs.append(forward(x)), graph=True)
-        slopes = torch.autograd.grad(loss(outputs[0]), [one.output for one in calls], materialize_grads=True)
+        if not (value := loss(outputs[0])).requires_grad:
+            raise UserError("the model's output has no gradient: remove no_grad or detach from its forward pass")
+        slopes = torch.autograd.grad(value, [one.output for one in calls], materialize_grads=True)
     for one, slope in zip(calls, slopes, strict=True):
         with gradients(enabled=True):
             layer = take_apart(one)

@@ -146,9 +146,9 @@ def is_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output:
     return getattr(func, "__name__", "") == "softmax" and isinstance(output, Tensor) and axis in (-1, output.ndim - 1)
 
 
-def is_flex(func: Any) -> bool:
-    """Return whether a call of torch is of its flexible attention, which keeps its maps to itself."""
-    return getattr(func, "__name__", "") == "flex_attention"
+def hides_maps(func: Any) -> bool:
+    """Return whether a call of torch is of attention that keeps its maps to itself."""
+    return getattr(func, "__name__", "") in ("flex_attention", "multi_head_attention_forward")
 
 
 def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> set[int]:
@@ -158,12 +158,13 @@ def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> set[int]:
     return {size for size in sizes if size > 2 and sizes.count(size) > 1 and all(size in side for side in sides)}
 
 
-def subtraction(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+def subtraction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
     """Return minuend and subtrahend if a call of torch, not made yet, subtracts one tensor from another."""
     name = getattr(func, "__name__", "")
-    if name not in _MINUS | _MINUS_REVERSED or not all(isinstance(side, Tensor) for side in args[:2]):
+    sides = [*args[:2], *(kwargs[key] for key in ("input", "other") if key in kwargs)]
+    if name not in _MINUS | _MINUS_REVERSED or [isinstance(side, Tensor) for side in sides] != [True, True]:
         return None
-    one, two = args[:2] if name in _MINUS else args[1::-1]
+    one, two = sides if name in _MINUS else sides[::-1]
     return (one.clone() if name in ("sub_", "__isub__") else one), two
 
 
@@ -206,9 +207,9 @@ class Replay:
             if func is F.scaled_dot_product_attention:
                 maps, value = _softmax_and_values(*args, **kwargs)
                 return replaced(maps) @ value
-            if is_flex(func):
-                hidden.append("flex_attention does not show its maps")
-            if (sides := subtraction(func, args)) is not None:
+            if hides_maps(func):
+                hidden.append(f"{func.__name__} does not show its maps")
+            if (sides := subtraction(func, args, kwargs)) is not None:
                 differences.append(sides)
             output = func(*args, **kwargs)
             if softmax_rows(func, args, kwargs, output):
@@ -401,9 +402,9 @@ def _integral_weights(gram: Tensor, positive: list[int], negative: list[int], sm
 
 
 def _stamp(module: nn.Module) -> Any:
-    """Return what changes with the parameters; fused optimizers change them without a new version."""
-    parameters = ((one, float(one.detach().double().norm())) for one in module.parameters())
-    return tuple((id(one), one.data_ptr(), one._version, norm) for one, norm in parameters)
+    """Return what changes with parameters and buffers; fused optimizers change them without a new version."""
+    tensors = (*module.parameters(), *module.buffers())
+    return tuple((id(one), one.data_ptr(), one._version, float(one.detach().double().norm())) for one in tensors)
 
 
 def _agree(one: Tensor, two: Tensor) -> bool:

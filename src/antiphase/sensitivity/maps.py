@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -25,7 +26,7 @@ from antiphase.models.card import AttentionKind, attention_modules, is_own_code,
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import hooked
 from antiphase.sensitivity import detection
-from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, guessed, is_known
+from antiphase.sensitivity.attention_adapters import Adapter, block_ends, find_adapter, is_known
 from antiphase.sensitivity.layers import Call, Layer, eager_attention, first_of, gradients, prepare_forward_mode
 
 Inputs = Tensor | Mapping[str, Any]
@@ -117,8 +118,9 @@ def observe(
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
         paired[-1] |= set() if inside else detection.pairs_tokens(func, args, output)
-        fused = func is scaled_dot_product_attention and args[0].shape[-2] == args[1].shape[-2]
-        makes_maps = fused or detection.is_flex(func) or detection.softmax_rows(func, args, kwargs, output)
+        sides = dict(zip(("query", "key"), args, strict=False)) | kwargs
+        fused = func is scaled_dot_product_attention and sides["query"].shape[-2] == sides["key"].shape[-2]
+        makes_maps = fused or detection.hides_maps(func) or detection.softmax_rows(func, args, kwargs, output)
         if makes_maps and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
         return output
@@ -163,6 +165,8 @@ def observe(
             for part in block_ends(module) or ():
                 stack.enter_context(part.register_forward_pre_hook(lambda _, args: ends.append(args[0])))
         stack.enter_context(eager_attention())
+        if "torch._dynamo" in sys.modules:  # while it traces, hooks do not run
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         if watch:
             stack.enter_context(detection.TorchCalls(note))
         try:
@@ -174,7 +178,7 @@ def observe(
             why = f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]})"
             raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
-    if watch and len(set(map(_block_name, calls))) < len(calls) and is_own_code(model):
+    if watch and len(calls) > 1 and is_own_code(model):
         _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
     reason = "its output is subtracted from that of other attention, or the other way round"
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]
@@ -279,7 +283,7 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
     differences: list[tuple[Tensor, Tensor]] = []
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        differences.extend(filter(None, [detection.subtraction(func, args)]))
+        differences.extend(filter(None, [detection.subtraction(func, args, kwargs)]))
         return func(*args, **kwargs)
 
     def add_leaf(module: nn.Module, args: Any, output: Any) -> Any:
@@ -404,16 +408,21 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     adapter = find_adapter(call.module)
     if adapter is None or isinstance(adapter, str):
         raise LeftOut(call.name, call.module, "unknown").error
+    ours = getattr(adapter, "__module__", "").startswith("antiphase.sensitivity.")
     try:
-        return _split(adapter, call, check)
+        return _split(
+            detection.detected_layer if ours and call.module in detection.DETECTIONS else adapter, call, check
+        )
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        if adapter is not guessed or isinstance(error, torch.OutOfMemoryError):
+        if not ours or isinstance(error, torch.OutOfMemoryError):
             raise
-        try:
+        try:  # a subclass may do something else, and λ may have changed
             detection.DETECTIONS[call.module] = detection.examine(call)
         except detection.NotAttention as reason:
-            who = f"{call.name} ({type(call.module).__name__}): has q_proj, k_proj and v_proj"
-            raise UserError(f"{who}, but does not work like attention of transformers, and {reason}; {HOW}") from error
+            if isinstance(error, UserError):
+                raise error from None
+            who, why = f"{call.name} ({type(call.module).__name__})", one_line(error)
+            raise UserError(f"{who}: does not work like others of its class ({why}), and {reason}; {HOW}") from error
         return _split(detection.detected_layer, call, check)
 
 
@@ -466,12 +475,11 @@ def map_function(model: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
         raise UserError(f"name {name!r}: the model has no such module that it calls once; see attention_maps")
     if find_adapter(module) is None:
         raise LeftOut(name, module, "unknown").error
-    ends = block_ends(module)
-    settled = find_adapter(module) not in ("unknown", guessed)
+    ends, settled = block_ends(module), False
 
     def function(x: Tensor) -> Tensor:
         nonlocal settled
-        if not settled:  # find out what it is, or that it is what it seems
+        if not settled:  # find out what it is, and that it is what it seems
             settled = all(layer.name for layer in attention_layers(model, x))
         args, kwargs = until(default_call(model, x), module, x)
         if ends:

@@ -27,7 +27,7 @@ from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
-from antiphase.errors import UserError
+from antiphase.errors import Unreadable, UserError
 from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import ROW_SCHEMA, clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import printable, replacing
@@ -345,6 +345,8 @@ def _alignment(
     place = (data, SenseOptions(model=("audit",), parts=("alignment",), **how), options.out)
     try:
         measured = [sense(*named, *place, limit=options.sense_limit) for named in models.items()]
+    except Unreadable:
+        raise
     except UserError as error:
         return None, [f"the sensitivity of the attention was not measured: {error}"]
     return pl.concat([frames["alignment"] for frames in measured]), []

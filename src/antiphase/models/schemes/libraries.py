@@ -261,6 +261,28 @@ def import_extra(name: str, what: str) -> Any:
         raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
+def with_report(factory: Any, place: str) -> tuple[Any, Mapping[str, Any]]:
+    """Return a model of transformers in float32, and which weights were missing, unexpected or of other shapes."""
+    how: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    return factory.from_pretrained(place, dtype=torch.float32, **how)
+
+
+def refuse_misfits(told: Mapping[str, Any], spec: str, lacking: bool = True) -> None:
+    """Refuse a model of which weights are random, as its files lack them; warn of weights that it does not have."""
+    for name, ours, theirs in sorted(told["mismatched_keys"], key=str):
+        raise UserError(f"{spec}: {name!r} has shape {tuple(ours)}, expected {tuple(theirs)}; see its config.json")
+    missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
+    why = f"{spec}: its files lack {len(missing)} of the model's weights, such as {', '.join(missing[:2])}"
+    if missing and lacking:
+        raise UserError(f"{why}; expected all, by the names that save_pretrained gives them")
+    if missing:
+        warnings.warn(f"{why}; these are random", stacklevel=4)
+    if unexpected:
+        warnings.warn(
+            f"{spec}: ignored, not in the model: {', '.join(unexpected[:3])} ({len(unexpected)})", stacklevel=4
+        )
+
+
 @scheme("hf:ORG/NAME", "a classifier or dual encoder of transformers, on the hub or in a directory", random=True)
 def _hugging_face(wanted: Wanted) -> nn.Module:
     spec, name = wanted.spec, wanted.name
@@ -275,12 +297,14 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
             if wanted.random_weights:
                 model = factory.from_config(config)
             else:
-                model = factory.from_pretrained(place, dtype=torch.float32)
+                model, told = with_report(factory, place)
         processor = None if kind == "other" else _processor(transformers, place, spec)
         tokenizer = None
         if kind == "dual":
             with suppress(*FAILURES):  # its files may be missing
                 tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    if not wanted.random_weights:
+        refuse_misfits(told, spec, lacking=kind != "other")
     check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
