@@ -42,6 +42,8 @@ def refusing(what: str, fix: str, *failures: type[Exception]) -> Iterator[None]:
     """Turn failures of a block into a ``UserError``: what is the matter, the failure in one line, how to fix it."""
     try:
         yield
+    except UserError:
+        raise
     except failures as error:
         raise UserError(f"{what} ({first_line(error)}){fix}") from None
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from antiphase.attacks import Threat, pgd
-from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
+from antiphase.attacks.other_libraries import run_foreign
 from antiphase.errors import UserError
 from tests import needs
 from tests.attacks import toys
@@ -212,13 +212,22 @@ def test_what_is_no_image_is_an_error(attack, message):
         run_foreign(attack, toys.network(), toys.images(3), None, Threat())
 
 
+def by_foolbox(foolbox, attack, threat):
+    """The recipe of docs/own-attack.md."""
+    eps = threat.eps if math.isfinite(threat.eps) else None
+
+    def perturb(model, images, labels):
+        wrapped = foolbox.PyTorchModel(model, bounds=threat.bounds, device=images.device)
+        return attack(wrapped, images, foolbox.criteria.Misclassification(labels), epsilons=eps)[1]
+
+    return perturb
+
+
 def test_foolbox(foolbox):
     model, images, eps, falls = _linear()
-    attack = foolbox.attacks.LinfPGD(rel_stepsize=0.25, steps=13)
-    result = run_foolbox(attack, model, images, None, Threat("linf", eps * (1 + 1e-5)))
+    attack, threat = foolbox.attacks.LinfPGD(rel_stepsize=0.25, steps=13), Threat("linf", eps * (1 + 1e-5))
+    result = run_foreign(by_foolbox(foolbox, attack, threat), model, images, None, threat)
     assert torch.equal(result.success, falls)
-    assert result.attack == "foolbox-LinfProjectedGradientDescentAttack"
-    assert result.settings["steps"] == 13
     assert (result.backwards == 13).all()
     assert (result.forwards == 13 + 1 + 2).all()  # theirs asks once more whether it succeeded
 
@@ -226,76 +235,33 @@ def test_foolbox(foolbox):
 def test_foolbox_minimises_the_norm(foolbox):
     model, images = toys.Linear(2), toys.images(7)
     least = toys.least(model, images, "l2")
-    attack = foolbox.attacks.L2CarliniWagnerAttack(5, 50)
-    result = run_foolbox(attack, model, images, None, Threat("l2", math.inf))
+    attack, threat = foolbox.attacks.L2CarliniWagnerAttack(5, 50), Threat("l2", math.inf)
+    result = run_foreign(by_foolbox(foolbox, attack, threat), model, images, None, threat)
     assert result.success.all()
     assert ((result.distance / least) > 1 - 1e-4).all()
-    bounded = run_foolbox(attack, model, images, None, Threat("l2", 0.9 * float(least.min())))
+    threat = Threat("l2", 0.9 * float(least.min()))
+    bounded = run_foreign(by_foolbox(foolbox, attack, threat), model, images, None, threat)
     assert not bounded.success.any()
-    assert (bounded.distance <= 0.9 * float(least.min()) + 1e-6).all()  # foolbox cuts back to ε
+    assert (bounded.distance <= threat.eps + 1e-6).all()  # foolbox cuts back to ε
 
 
 def test_foolbox_in_other_bounds(foolbox):
     model, images = toys.Linear(2), 2 * toys.images(7) - 1
-    eps = 1.05 * float(toys.least(model, images, "linf").max())
-    attack = foolbox.attacks.LinfFastGradientAttack(random_start=False)
-    assert run_foolbox(attack, model, images, None, Threat("linf", eps, (-1.0, 1.0))).success.all()
-
-
-def test_foolbox_of_another_norm_or_without_a_budget(foolbox):
-    given = toys.network(), toys.images(3), None
-    with pytest.raises(UserError, match="norm l2: expected the threat's norm, linf"):
-        run_foolbox(foolbox.attacks.L2PGD(), *given, Threat("linf", 0.1))
-    with pytest.raises(UserError, match="norm l1: expected the threat's norm, l2"):
-        run_foolbox(foolbox.attacks.L1FMNAttack(), *given, Threat("l2", 0.1))
-    with pytest.raises(UserError, match="eps inf: foolbox's LinfProjected"):
-        run_foolbox(foolbox.attacks.LinfPGD(), *given, Threat("linf", math.inf))
-
-
-class SignStep:
-    """In the manner of torchattacks: bound to its model, called with images and labels."""
-
-    def __init__(self, model, eps=EPS):
-        self.attack, self.model, self.eps = "FGSM", model, eps
-
-    def set_model(self, model):
-        self.model = model
-
-    def __call__(self, images, labels):
-        return _sign_step(self.model, images, labels, self.eps).detach()
-
-
-def test_attacks_bound_to_their_model():
-    model, images, eps, falls = _linear()
-    result = run_torchattacks(lambda model: SignStep(model, eps), model, images, None, Threat("linf", eps))
-    assert torch.equal(result.success, falls)
-    assert result.attack == "torchattacks-FGSM"
-    assert result.settings["eps"] == eps
-    assert (result.forwards == 3).all()  # the counting model, not the one that the sample was made of
-    assert (result.backwards == 1).all()
-    assert len(run_torchattacks(SignStep, model, images, None, Threat("linf", eps))) == 31
-
-
-def test_torchattacks_refuses():
-    given = toys.network(), toys.images(3), None
-    with pytest.raises(UserError, match="make is an attack: expected a function"):
-        run_torchattacks(SignStep(given[0]), *given, Threat())
-    with pytest.raises(UserError, match=r"bounds \(-1.0, 1.0\): expected \(0, 1\) for torchattacks"):
-        run_torchattacks(SignStep, *given, Threat("linf", 0.1, (-1.0, 1.0)))
+    threat = Threat("linf", 1.05 * float(toys.least(model, images, "linf").max()), (-1.0, 1.0))
+    attack = by_foolbox(foolbox, foolbox.attacks.LinfFastGradientAttack(random_start=False), threat)
+    assert run_foreign(attack, model, images, None, threat).success.all()
 
 
 @needs.torchattacks
 def test_torchattacks(torchattacks):
     model, images, eps, falls = _linear()
-    result = run_torchattacks(
-        lambda model: torchattacks.PGD(model, eps=eps * (1 + 1e-5), alpha=eps / 4, steps=13),
-        model,
-        images,
-        None,
-        Threat("linf", eps * (1 + 1e-5)),
-    )
+    threat = Threat("linf", eps * (1 + 1e-5))
+
+    def attack(model, images, labels):
+        return torchattacks.PGD(model, eps=threat.eps, alpha=eps / 4, steps=13)(images, labels)
+
+    result = run_foreign(attack, model, images, None, threat)
     assert torch.equal(result.success, falls)
-    assert result.attack == "torchattacks-PGD"
     assert (result.backwards == 13).all()
     assert (result.forwards == 13 + 2).all()
 

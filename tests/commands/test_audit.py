@@ -33,6 +33,20 @@ def pair(tmp_path_factory):
     return make_run(root / "diffvit", diffvit), make_run(root / "vit", vit)
 
 
+def test_a_damaged_cell_of_sensitivity_ends_an_audit_and_leaves_its_results(tmp_path, pair, run_cli):
+    command = ("audit", pair[0], "--limit", 4, "--eps", "4/255", "--steps", 2, "--sense-limit", 1, "--out", tmp_path)
+    assert run_cli(*command)[0] == 0
+    before = (tmp_path / "summary.json").read_bytes()
+    cell = next(file for file in tmp_path.glob("cells/*/*.parquet") if "cross" in pl.read_parquet_schema(file))
+    content = bytearray(cell.read_bytes())
+    content[len(content) // 2] ^= 1
+    cell.write_bytes(content)
+    code, _, err = run_cli(*command)
+    assert code == 2
+    assert "it is damaged" in err
+    assert ((tmp_path / "summary.json").read_bytes(), (tmp_path / "alignment.parquet").exists()) == (before, True)
+
+
 def test_an_audit_writes_what_it_promises(tmp_path, pair, run_cli):
     code, out, _ = run_cli(
         *("audit", pair[0], "--against", pair[1], "--limit", 23, "--eps", "4/255,16/255", "--steps", 5),

@@ -240,6 +240,11 @@ def test_integers_too_large_to_compute_with_are_refused(field, value):
         TrainOptions(model="vit", data="digits", out="/tmp/none", **{field: value})
 
 
+def test_a_folder_whose_name_has_a_comma_is_one_model(tmp_path):
+    (tmp_path / "lr=0.1,wd=0").mkdir()
+    assert AuditOptions(model=str(tmp_path / "lr=0.1,wd=0")).model == (str(tmp_path / "lr=0.1,wd=0"),)
+
+
 def test_a_comma_belongs_to_the_settings_behind_a_question_mark_alone():
     text = "python:net.py:build?depth=4, width=8, lr=1/a,runs/b,lr=2"
     assert AuditOptions(model=text).model == ("python:net.py:build?depth=4,width=8,lr=1/a", "runs/b", "lr=2")

@@ -104,6 +104,11 @@ def test_splits_have_other_names(tmp_path, write_image, folders, split, chosen):
         (["x/y/a/1.png", "x/y/b/1.png", "x/y/c/1.png"], "all images are in sub-folders of .*x: give it"),
         (["images/1.png", "Masks/1.png"], "Masks, images are no classes"),
         (["valid/p/1.png", "invalid/q/1.png"], "valid and invalid have different sub-folders"),
+        (["train/cat/1.png", "train/dog/1.png", "test/test1/1.png"], "train and test have different sub-folders"),
+        (
+            ["train/hot_dog/1.png", "train/a/1.png", "test/Hot-Dog/1.png", "test/a/1.png"],
+            "Hot-Dog and hot_dog differ in",
+        ),
         (
             [f"{domain}/{label}/1.png" for domain in ("art", "photo") for label in ("cat", "dog")],
             "several class folders have a sub-folder cat, dog: .* such as .*art",

@@ -87,6 +87,8 @@ def test_data_sets_and_loaders():
     assert some.fingerprint() == whole.fingerprint()  # the same rows, which alone were read
     assert pictures.read == whole.ids.tolist()
     assert load_data(DataLoader(tensors, batch_size=2), limit=3).ids.tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="gives images in its order, without a seed; give its Dataset"):
+        load_data(DataLoader(tensors, batch_size=2), limit=3, seed=1)
 
 
 @pytest.mark.parametrize(

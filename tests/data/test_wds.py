@@ -45,7 +45,7 @@ def write(tmp_path):
 
 
 LABELS = (2, 0, 1, 1, 0, 2, 1)
-CLASSES = "cat\ndog\n\nsnow leopard\n"
+CLASSES = "cat\ndog\nsnow leopard\n\n"
 
 
 @pytest.fixture
@@ -185,6 +185,12 @@ def test_a_set_that_is_not_whole_is_one_line(classified, tmp_path):
         (classified / "test" / "nshards.txt").write_text(text)
         with pytest.raises(UserError, match=r"nshards\.txt: .*expected a number of shards"):
             load_data(f"wds:{classified}")
+
+
+def test_a_blank_line_among_class_names_is_refused(classified):
+    (classified / "classnames.txt").write_text("cat\n\ndog\n")
+    with pytest.raises(UserError, match=r"classnames\.txt: has a blank line, so that lines cannot be counted"):
+        load_data(f"wds:{classified}")
 
 
 @pytest.mark.parametrize("cut", ["compressed", "cut in an image", "cut between", "damaged header", "empty"])

@@ -21,7 +21,7 @@ def test_the_named_ensembles_have_as_many_templates_as_their_name_says():
 def test_own_texts_templates_and_files(tmp_path):
     assert class_prompts("own", NAMES, [["a cup", "mug"], ["lamp"]]) == (("a cup", "mug"), ("lamp",))
     path = tmp_path / "mine.txt"
-    path.write_text("a {} of {}\n\n  the {}  \n")
+    path.write_text("a {} of {}\n\n  the {}  \n", encoding="utf-8-sig")
     assert class_prompts(str(path), NAMES, None)[1] == ("a lamp of lamp", "the lamp")
     assert class_prompts("a {}\nthe {}", NAMES, None)[0] == ("a mug", "the mug")
 
@@ -33,6 +33,10 @@ def test_refusals_name_what_is_wrong(tmp_path):
         class_prompts(str(path), NAMES, None)
     with pytest.raises(UserError, match="--prompt: template 2, 'an emoji'"):
         class_prompts("a {}\nan emoji", NAMES, None)
+    for line in ("'a bad photo of a {}.',", '["a photo of a {}."]', '"a {}"'):  # copied from code, JSON or a table
+        path.write_text(line)
+        with pytest.raises(UserError, match="expected plain text, without quotes"):
+            class_prompts(str(path), NAMES, None)
     path.write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match="or a readable file"):
         class_prompts(str(path), NAMES, None)

@@ -1,10 +1,13 @@
 """Models of timm, torchvision and transformers: weights from files, normalisation, names of classes."""
 
+import json
+
 import pytest
 import timm
 import torch
 import torchvision
 import transformers
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
@@ -104,6 +107,62 @@ def save_vit(folder, processor=True, **labels):
             size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]
         ).save_pretrained(folder)
     return model
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            lambda name: name.replace("classifier", "head"),
+            r"its files lack 2 of the model's weights, such as classifier",
+        ),
+        (lambda name: f"module.{name}", r"its files lack 40 of .*; expected all, by the names that save_pretrained"),
+    ],
+)
+def test_weights_that_transformers_would_draw_are_refused(tmp_path, change, line):
+    save_vit(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({change(name): value for name, value in state.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=line):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_weights_of_another_shape_or_beyond_the_model_are_named(tmp_path):
+    save_vit(tmp_path)
+    state, file = load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors"
+    save_file(state | {"more": torch.ones(2)}, file, {"format": "pt"})
+    with pytest.warns(UserWarning, match=r"ignored, not in the model: more \(1\)"):
+        load_model(f"hf:{tmp_path}")
+    save_file(state | {"classifier.bias": torch.ones(5)}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"'classifier.bias' has shape \(5,\), expected \(3,\); see its config.json"):
+        load_model(f"hf:{tmp_path}")
+    file.write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(UserError, match=r"cannot be loaded \(.*\); expected a directory written by save_pretrained"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_a_model_in_timms_layout_for_the_hub_is_a_classifier(tmp_path):
+    own = timm.create_model("resnet10t", num_classes=5).eval()
+    about = {"architecture": "resnet10t", "num_classes": 5, "model_type": "timm_wrapper"}
+    cfg = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 64, 64], "num_classes": 5}
+    (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": cfg}))
+    save_file(own.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    model, x = load_model(f"hf:{tmp_path}"), images(2, 3, 64, 64)
+    mean, std = (torch.tensor(cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        assert_close(model(x), own((x - mean) / std))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(UserError, match="names no architectures"):
+        load_model(f"hf:{tmp_path}")
+
+
+def test_a_folder_with_code_of_its_own_is_refused_without_a_question(tmp_path, monkeypatch):
+    code = {"AutoConfig": "code.Own", "AutoModel": "code.Own"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": code}))
+    (tmp_path / "code.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr("builtins.input", lambda *words: "y")
+    with pytest.raises(UserError, match=r"cannot be loaded .*custom code"):
+        load_model(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize(

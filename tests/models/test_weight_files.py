@@ -134,6 +134,28 @@ def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
     wide = {name: torch.zeros(7, *value.shape[1:]) if name == "3.weight" else value for name, value in OTHER.items()}
     torch.save({"teacher": wide, "student": STATE}, path)
     assert same(read(path)[0], STATE)  # the only one of these shapes
+    torch.save({"state_dict": wide | under("teacher.")}, path)  # part of a model of other shapes
+    with pytest.raises(UserError, match=r"state_dict has the model's names, and only state_dict\.teacher its shapes"):
+        read(path)
+    assert same(read(f"{path}#teacher")[0], STATE)
+
+
+class WithMore(nn.Linear):
+    """State that is no tensor, as that of quantised layers."""
+
+    def get_extra_state(self):
+        return {"scale": 3}
+
+    def set_extra_state(self, state):
+        assert state == {"scale": 3}
+
+
+def test_state_that_is_no_tensor_stays(tmp_path):
+    model = WithMore(4, 3)
+    torch.save({"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, tmp_path / "a.pt")
+    checkpoints.load_into(model, read_state(tmp_path / "a.pt", model.state_dict()), "a.pt")
+    assert torch.equal(model(torch.ones(1, 4)), torch.full((1, 3), 4.0))
+    checkpoints.check_finite(model.state_dict(), "a")
 
 
 def test_two_tensors_of_one_name_are_refused_unless_they_are_equal(tmp_path):

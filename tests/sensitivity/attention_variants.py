@@ -234,6 +234,8 @@ class Standard(Projected):
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
         if self.how == "fused":
             return self.wo(merge(F.scaled_dot_product_attention(q, k, v)))
+        if self.how == "fused, by name":
+            return self.wo(merge(F.scaled_dot_product_attention(query=q, key=k, value=v)))
         o = maps_of(q, k) @ v
         match self.how:
             case "two softmaxes":

@@ -332,6 +332,13 @@ def test_grams_do_not_change_with_the_batch_or_the_names(model, exact):
         assert_close(torch.cat([one[at] for one in alone]), cross, rtol=1e-10, atol=1e-14)
 
 
+def test_a_model_whose_output_has_no_gradient_is_refused():
+    model = vit(8, seed=3, dim=12, num_heads=2, num_classes=3).eval()
+    model.forward = torch.no_grad()(model.forward)
+    with pytest.raises(UserError, match="the model's output has no gradient: remove no_grad or detach"):
+        list(loss_grams(model, torch.rand(3, 1, 8, 8), lambda logits: logits.amax(1).sum()))
+
+
 def test_standard_attention_has_one_norm_and_no_angle():
     model, x = make(vit), images()
     for layer, gram, probes in token_grams(model, x, pixel_keys(2, 2)):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from antiphase.errors import UserError
 from antiphase.sensitivity import Branch, Layer, attention_layers, attention_maps, register, token_grams
-from antiphase.sensitivity.maps import attention_of
+from antiphase.sensitivity.maps import attention_of, map_function
 from tests.sensitivity import attention_variants as variants
 from tests.sensitivity.own_attention import DIM, FusedHalves
 from tests.sensitivity.test_detection import TOKENS, rand, wild
@@ -100,6 +100,7 @@ V1 = ("", "in place", "einsum", "addcmul", "four products", "four fused calls", 
 STANDARD = (
     "",
     "fused",
+    "fused, by name",
     "two softmaxes",
     "gated",
     "a softmax over experts",
@@ -151,7 +152,6 @@ UNKNOWN = {
         f"two modules, {how}": (lambda how=how: variants.SubtractsModules(variants.Standard, how), OF_OTHERS)
         for how in ("sum", "sum of channels", "projections")
     },
-    "timm's class with another forward": (variants.OverriddenTimm, "its maps do not reproduce its output"),
     "σ": (variants.Sigmoid, "no known attention module"),
     "without a map": (variants.LinearAttention, "has no adapter"),
 }
@@ -176,6 +176,13 @@ def test_standard_attention_is_labelled_softmax(name):
     assert list(attention_maps(net, x)) == ["blocks.0.attn"]
 
 
+def test_a_subclass_that_does_not_work_like_its_class_is_examined():
+    net, x = made(variants.OverriddenTimm())
+    assert attention_of(net, x) == ("differential", (pytest.approx(0.5, rel=1e-4),))
+    expected = attention_maps(net, x)["blocks.0.attn"].combined.detach()
+    assert_close(map_function(net, "blocks.0.attn")(x).detach(), expected.flatten(1) * expected.shape[1] ** -0.5)
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_recognised_is_unknown_and_refused_with_the_reason(name):
     build, reason = UNKNOWN[name]
@@ -184,6 +191,43 @@ def test_what_is_not_recognised_is_unknown_and_refused_with_the_reason(name):
     with pytest.raises(UserError, match=reason) as caught:
         attention_maps(net, x)
     assert "\n" not in str(caught.value)
+
+
+class OfTwoLists(nn.Module):
+    """x + A(x) − λ·B(x), with A and B of lists of their own, or one function of torch twice."""
+
+    def __init__(self, functional=False):
+        super().__init__()
+        self.lam, self.functional = nn.Parameter(torch.tensor(0.6)), functional
+        self.signal, self.noise = (nn.ModuleList([nn.MultiheadAttention(DIM, 2)]) for _ in range(2))
+
+    def forward(self, x):
+        x, parts = x.transpose(0, 1), (self.signal[0], self.noise[0])
+        if self.functional:
+            how = (None, None, False, 0.0)
+            call = torch.nn.functional.multi_head_attention_forward
+            weights = ((p.in_proj_weight, p.in_proj_bias, *how, p.out_proj.weight, p.out_proj.bias) for p in parts)
+            one, two = (call(x, x, x, DIM, 2, *some, training=False)[0] for some in weights)
+        else:
+            one, two = (part(x, x, x)[0] for part in parts)
+        return (x + one - self.lam * two).transpose(0, 1)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_attention_that_is_subtracted_across_lists_or_within_torch_is_unknown(functional):
+    net, x = made(OfTwoLists(functional), variants.Standard())
+    assert attention_of(net, x)[0] == "unknown"
+
+
+def test_lambda_of_a_buffer_or_attribute_may_change():
+    net, x = made(variants.V1(""))
+    module = net.blocks[0].attn
+    del module.lam
+    for lam in (0.5, torch.tensor(0.9, dtype=torch.float64), 0.7):
+        module.lam = lam
+        assert attention_of(net, x) == ("differential", (pytest.approx(float(lam), rel=1e-4),))
+        maps = attention_maps(net, x)["blocks.0.attn"].combined.detach()
+        assert_close(map_function(net, "blocks.0.attn")(x).detach(), maps.flatten(1) * maps.shape[1] ** -0.5)
 
 
 class Unnamed(nn.Module):

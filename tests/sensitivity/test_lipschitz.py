@@ -61,6 +61,13 @@ def twin(f, sample):
     return jacobian.reshape(-1, sample.numel())
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_function_without_a_gradient_that_changes_is_refused(without):
+    with pytest.raises(UserError, match="f changes with x and has no gradient"):
+        power_iteration(without()(mlp(11, 7)), gaussian(3, 11))
+    assert (power_iteration(lambda x: torch.ones(len(x), 2), gaussian(3, 11)).value == 0).all()  # a constant
+
+
 @pytest.mark.parametrize(("outputs", "inputs", "rank"), [(7, 11, 7), (11, 7, 7), (5, 7, 1), (13, 11, 3), (1, 5, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_linear_maps_have_their_norm_everywhere(outputs, inputs, rank, batch):

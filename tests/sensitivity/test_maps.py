@@ -375,7 +375,7 @@ class WithGate(WithPositions):
 
 def test_a_guess_that_fits_nothing_asks_for_an_adapter():
     model = wild(WithGate())
-    said = r"attn \(GatedDiffAttn\): has q_proj, k_proj and v_proj, but .*antiphase.sensitivity.register[^\n]*$"
+    said = r"attn \(GatedDiffAttn\): does not work like others of its class .*antiphase.sensitivity.register[^\n]*$"
     with pytest.raises(UserError, match=said):
         attention_maps(model, rand(1, 5, 16))
     with pytest.raises(UserError, match=said):
@@ -479,16 +479,16 @@ class Holder(nn.Module):
         return self.other(self.attn(x))
 
 
-class WithAnotherValue(Attention):
+class Backwards(Attention):
     def forward(self, x):
-        return super().forward(x) + 1.0
+        return super().forward(x) + super().forward(x.flip(1))
 
 
 def test_bad_input():
     with pytest.raises(UserError, match=r"attn: .*HomeMadeAttention has no adapter; give"):
         attention_maps(wild(Holder(HomeMadeAttention())), rand(1, 3, 6))
-    with pytest.raises(UserError, match=r"attn \(WithAnotherValue\): its maps do not reproduce its output"):
-        attention_maps(wild(Holder(WithAnotherValue(6, 2))), rand(1, 3, 6))
+    with pytest.raises(UserError, match=r"attn \(Backwards\): its maps do not reproduce its output"):
+        attention_maps(wild(Holder(Backwards(6, 2))), rand(1, 3, 6))
     with pytest.raises(UserError, match=r"Linear has no known attention module; if it has .*sensitivity\.register"):
         attention_maps(nn.Linear(3, 3).eval(), torch.rand(1, 3))
     with pytest.raises(UserError, match="in training mode"):

@@ -6,7 +6,7 @@ from antiphase.attacks.carlini_wagner import carlini_wagner
 from antiphase.attacks.fab import fab
 from antiphase.attacks.fmn import fmn
 from antiphase.attacks.noise import noise
-from antiphase.attacks.other_libraries import run_foolbox, run_foreign, run_torchattacks
+from antiphase.attacks.other_libraries import run_foreign
 from antiphase.attacks.pgd import fgsm, patch_pgd, pgd
 from antiphase.attacks.result import AttackResult, eps_at
 from antiphase.attacks.sigma_zero import sigma_zero
@@ -15,4 +15,4 @@ from antiphase.attacks.sweep import sweep
 from antiphase.attacks.threat import Threat
 
 __all__ = ["AttackResult", "Threat", "apgd", "autoattack", "carlini_wagner", "eps_at", "fab", "fgsm", "fmn", "noise"]
-__all__ += ["patch_pgd", "pgd", "run_foolbox", "run_foreign", "run_torchattacks", "sigma_zero", "square", "sweep"]
+__all__ += ["patch_pgd", "pgd", "run_foreign", "sigma_zero", "square", "sweep"]

@@ -1,7 +1,6 @@
-"""Attacks of other libraries: foolbox, torchattacks, or any function that perturbs images."""
+"""Attacks of other libraries, such as foolbox and torchattacks: any function that perturbs images."""
 
 import contextlib
-import importlib
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -23,8 +22,6 @@ from antiphase.errors import UserError
 from antiphase.modules import running
 
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
-
-
 _KNOWN = ("seed", "ids", "batch_size", "precision", "progress", "on_finished")
 
 
@@ -57,7 +54,8 @@ def run_foreign(
     batch) and restored after it. Unlike for other attacks, results may depend on batch size and order of the samples.
 
     Args:
-        attack: function from (model, images, labels) to adversarial images of the same shape.
+        attack: function from (model, images, labels) to adversarial images of the same shape, such as ``lambda model,
+            x, y: torchattacks.PGD(model, eps=8 / 255)(x, y)``; docs/own-attack.md has foolbox's.
         threat: norm, ε and bounds that define success; they are not passed to the function.
     """
     run: Any = dict(options)
@@ -77,68 +75,6 @@ def run_foreign(
     returned = f"of {len(result)} images that {search.name} returned"
     said = [f"{count} {returned} {what}" for what, count in counts.items() if count]
     return replace(result, warnings=(*result.warnings, *said))
-
-
-@validated
-def run_foolbox(
-    attack: Any, model: Classifier, images: Images, labels: Labels, threat: Threat, **options: Unpack[ForeignOptions]
-) -> AttackResult:
-    """Run an untargeted attack of foolbox; see :func:`run_foreign`.
-
-    The attack gets ``epsilons=threat.eps``, or None if ε is infinite, and a model with the threat's bounds. Foolbox
-    clips the result of an attack that minimises the norm to ε.
-
-    Source: J. Rauber et al., *Foolbox Native*, JOSS 2020.
-
-    Args:
-        attack: for example ``foolbox.attacks.LinfPGD()``; its norm must be the threat's.
-    """
-    try:
-        foolbox: Any = importlib.import_module("foolbox")
-    except ImportError as error:
-        raise UserError(f"foolbox is not installed ({error}): pip install foolbox") from error
-    if not isinstance(attack, foolbox.Attack):
-        raise UserError(f"attack of type {type(attack).__name__}: expected an attack of foolbox")
-    norm = {2: "l2", math.inf: "linf"}.get(attack.distance.p, f"l{attack.distance.p}")
-    if norm != threat.norm:
-        raise UserError(f"attack of norm {norm}: expected the threat's norm, {threat.norm}")
-    eps = threat.eps if math.isfinite(threat.eps) else None
-    if eps is None and isinstance(attack, foolbox.attacks.base.FixedEpsilonAttack):
-        raise UserError(f"eps inf: foolbox's {_name(attack)} needs a finite ε")
-
-    def perturb(asked: nn.Module, clean: Tensor, label: Tensor) -> Tensor:
-        wrapped = foolbox.PyTorchModel(asked, bounds=threat.bounds, device=clean.device)
-        return attack(wrapped, clean, foolbox.criteria.Misclassification(label), epsilons=eps)[1]
-
-    return run_foreign(perturb, model, images, labels, threat, **(_about("foolbox", attack) | options))
-
-
-@validated
-def run_torchattacks(
-    make: Callable[[nn.Module], Any],
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    threat: Threat,
-    **options: Unpack[ForeignOptions],
-) -> AttackResult:
-    """Run an attack of torchattacks; see :func:`run_foreign`.
-
-    An attack of torchattacks holds its model, so ``make`` is called with the model that counts passes.
-
-    Source: H. Kim, *Torchattacks: A PyTorch Repository for Adversarial Attacks*, arXiv:2010.01950.
-
-    Args:
-        make: function from a model to the attack, such as ``lambda model: torchattacks.PGD(model, eps=8 / 255)``; its
-            ε and norm must be the threat's.
-    """
-    if tuple(threat.bounds) != (0.0, 1.0):
-        fix = "expected (0, 1) for torchattacks; scale the images inside the model"
-        raise UserError(f"bounds {threat.bounds}: {fix}")
-    if hasattr(make, "set_model") and not isinstance(make, type):
-        raise UserError("make is an attack: expected a function such as lambda model: torchattacks.PGD(model)")
-    own = _about("torchattacks", make(model)) | options
-    return run_foreign(lambda asked, *batch: make(asked)(*batch), model, images, labels, threat, **own)
 
 
 @dataclass
@@ -216,10 +152,3 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
 
 def _name(attack: Any) -> str:
     return getattr(attack, "attack", None) or getattr(attack, "__name__", type(attack).__name__)
-
-
-def _about(library: str, attack: Any) -> ForeignOptions:
-    """Return the name of an attack, and those of its parameters that are plain values."""
-    public = {name: value for name, value in vars(attack).items() if name[:1] != "_" and name != "attack"}
-    settings = {name: value for name, value in public.items() if isinstance(value, bool | int | float | str | None)}
-    return {"name": f"{library}-{_name(attack)}", "settings": settings}

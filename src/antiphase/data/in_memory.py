@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,6 @@ def dataset_images(
                 raise UserError(f"{name}: shuffles; expected shuffle=False, so that each image keeps its number")
             if limit is not None and seed is not None:
                 raise UserError(f"{name}: gives images in its order, without a seed; give its Dataset to draw some")
-            if data.drop_last:
-                warnings.warn(f"{name}: drop_last=True leaves out images at the end", stacklevel=4)
             items = list(itertools.islice(_from_loader(name, data), limit))
             rows = torch.arange(len(items))
         else:

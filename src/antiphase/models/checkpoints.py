@@ -148,7 +148,8 @@ def load_into(model: nn.Module, tensors: State, source: str) -> None:
     own = model.state_dict()
     kept = {name: value for name, value in own.items() if name.endswith(_COUNTER) or not isinstance(value, Tensor)}
     tensors = kept | tensors
-    check_fit(*({name: x for name, x in some.items() if name not in kept} for some in (own, tensors)), source)
+    fixed, given = ({name: x for name, x in some.items() if name not in kept} for some in (own, tensors))
+    check_fit(fixed, given, source)
     model.load_state_dict(tensors)
 
 
@@ -199,7 +200,13 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     fits = [prefix for prefix, tensors in sets.items() if len(tensors) == len(needed)]
     if sized and len(fits) > 1:
         shapes = {key: own[names[key]].shape for key in needed}
-        fits = [one for one in fits if {key: x.shape for key, x in sets[one].items()} == shapes] or fits
+        same = [one for one in fits if {key: x.shape for key, x in sets[one].items()} == shapes] or fits
+        part, whole = (min(some, key=lambda one: len(re.findall(r"[.\0]", one))) for some in (same, fits))
+        if part.startswith(whole) and part != whole and not which:
+            inner, outer = (_dotted(one)[:-1] or "what is not in it" for one in (part, whole))
+            why = f"{outer} has the model's names, and only {inner} its shapes"
+            raise UserError(f"{path}: {why}; if that is meant, give {path}#{inner}")
+        fits = same
     labels = {_dotted(prefix).strip(".") or ".": prefix for prefix in fits}
     if which:
         known = ", ".join(labels) or "none"

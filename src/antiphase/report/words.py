@@ -61,8 +61,7 @@ def _digits(low: float | None, high: float | None) -> int:
 
 def points(difference: float, digits: int = 1) -> str:
     """Format a difference of rates in percentage points, signed."""
-    text = f"{100 * difference:+.{digits}f}"
-    return (text if float(text) else text[1:]).replace("-", "−")
+    return number(100 * difference, digits, sign=True)
 
 
 def points_interval(difference: float, low: float | None, high: float | None) -> str:
@@ -92,8 +91,9 @@ def lambda_range(values: Sequence[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def number(value: float, digits: int) -> str:
-    """Format a number with a minus sign (−); NaN is a dash, infinity ∞."""
-    if not math.isfinite(value):
-        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    return f"{value:.{digits}f}".replace("-", "−")
+def number(value: float | None, digits: int, sign: bool = False) -> str:
+    """Format a number with a minus sign (−) and without negative zero; None and NaN are a dash, infinity is ∞."""
+    if value is None or not math.isfinite(value):
+        return "–" if value is None or math.isnan(value) else "∞" if value > 0 else "−∞"
+    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
+    return (text if text.strip("+-0.,") else text.lstrip("+-")).replace("-", "−")

@@ -121,7 +121,7 @@ def _watch(encoder: DualEncoder, model: nn.Module, images: Tensor) -> tuple[list
     kept: list[Tensor] = []
     # leaf(images) requires a gradient, so that there is a graph even if the weights are frozen
     calls = record(model, leaf(images), call=lambda x: kept.append(encoder.encode_image(x)), graph=True)
-    (embeddings,) = kept
+    embeddings = kept[0]  # it may have run again, to find out what subtracts
     shapes = {call.batch_first(call.tokens).shape[:2] for call in calls}
     tokens = max(count for _, count in shapes)
     side = math.isqrt(tokens - 1)

@@ -85,7 +85,7 @@ def result(study: Study, profile: Profile, store: Reader, command: str) -> Resul
     versions: dict[str, set[str]] = {}
     for name, version in (pair for record in records for pair in record["versions"].items()):
         versions.setdefault(name, set()).add(version)
-    settings = shown_settings(study, profile) | _seeds_by_depth(cells) | costs(cells, store)
+    settings = shown_settings(study, profile) | costs(cells, store)
     if warnings := sorted({warning for record in records for warning in record["warnings"]}):
         settings["warnings"] = "; ".join(warnings)
     return Result(
@@ -136,15 +136,6 @@ def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
 def training_seeds(cells: Sequence[Cell]) -> tuple[int, ...]:
     """Return the training seeds of the models that are measured."""
     return tuple(sorted(seed for seed in {cell.factors().get(SEED) for cell in cells} if seed is not None))
-
-
-def _seeds_by_depth(cells: Sequence[Cell]) -> dict[str, str]:
-    """Return the number of training seeds at each depth if it differs."""
-    factors = [cell.factors() for cell in cells]
-    depths = sorted({one["depth"] for one in factors if one.get("depth")})
-    counts = {depth: len({one[SEED] for one in factors if one.get("depth") == depth}) for depth in depths}
-    words = [f"{count} at depth {depth}" for depth, count in counts.items()]
-    return {"training seeds by depth": ", ".join(words)} if len(set(counts.values())) > 1 else {}
 
 
 def reading(options: Any) -> Any:

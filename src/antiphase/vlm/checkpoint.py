@@ -18,7 +18,7 @@ from antiphase.errors import UserError, refusing
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
-from antiphase.models.schemes.libraries import FAILURES, import_extra, quiet, refuse_misfits, with_report
+from antiphase.models.schemes.libraries import FAILURES, import_extra, pretrained, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
 from antiphase.streams import key
 from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive
@@ -116,9 +116,8 @@ def load_language(name: str) -> tuple[Any, Any]:
     place = str(folder) if folder.is_dir() else name
     fix = "expected smollm2, tiny, a model on the hub and network access, or a directory by save_pretrained"
     with quiet(transformers), offline_at_once(), downloading(f"language {name}: cannot be loaded", fix, FAILURES):
-        model, told = with_report(transformers.AutoModelForCausalLM, place)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    refuse_misfits(told, f"language {name}")
+        model = pretrained(transformers.AutoModelForCausalLM, place, f"language {name}")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     checkpoints.check_finite(model.state_dict(), f"language {name}")
     return model.eval(), tokenizer
 

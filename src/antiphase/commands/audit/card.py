@@ -116,31 +116,28 @@ class Model(Part):
         return self
 
 
-class Difference(Part):
+class _Compared(Part):
+    attack: str
+    norm: Norm
+    eps: Epsilon
+    difference: Signed
+    low: Signed
+    high: Signed
+
+
+class Difference(_Compared):
     """ASR of a model minus that of its twin on the same images."""
 
     model: str
     against: str
-    attack: str
-    norm: Norm
-    eps: Epsilon
-    difference: Signed
-    low: Signed
-    high: Signed
     p_value: Annotated[Share, Field(description="Exact McNemar test.")]
 
 
-class MeanDifference(Part):
+class MeanDifference(_Compared):
     """Mean of the differences over pairs of training seeds, with Student's t interval over the seeds."""
 
     family: str
     against_family: str
-    attack: str
-    norm: Norm
-    eps: Epsilon
-    difference: Signed
-    low: Signed
-    high: Signed
     seeds: Annotated[int, Field(ge=2)]
 
 

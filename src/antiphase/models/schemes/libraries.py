@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
-from antiphase.data.hub import OFFLINE, offline_at_once
+from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, first_line, shown
 from antiphase.models import preprocessing
 from antiphase.models.checkpoints import check_finite, load_into, read_state
@@ -22,7 +22,7 @@ from antiphase.models.clip import Embeddings, Texts
 from antiphase.models.preprocessing import Images, Normalized, Preprocessing
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
 
-FAILURES = (*OFFLINE, ValueError, KeyError, ImportError)
+FAILURES = (Exception,)  # of other libraries, for any content
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 
 
@@ -261,26 +261,25 @@ def import_extra(name: str, what: str) -> Any:
         raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
 
 
-def with_report(factory: Any, place: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return a model of transformers in float32, and which weights were missing, unexpected or of other shapes."""
-    how: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    return factory.from_pretrained(place, dtype=torch.float32, **how)
+def pretrained(factory: Any, place: str, spec: str, lacking: bool = False) -> Any:
+    """Return a model of transformers in float32 with the weights in its files; ``lacking``: whether some may be random.
 
-
-def refuse_misfits(told: Mapping[str, Any], spec: str, lacking: bool = True) -> None:
-    """Refuse a model of which weights are random, as its files lack them; warn of weights that it does not have."""
+    Warn of weights that it does not have. Transformers only logs what does not fit.
+    """
+    how = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+    model, told = factory.from_pretrained(place, dtype=torch.float32, **how)
+    missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     for name, ours, theirs in sorted(told["mismatched_keys"], key=str):
         raise UserError(f"{spec}: {name!r} has shape {tuple(ours)}, expected {tuple(theirs)}; see its config.json")
-    missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
     why = f"{spec}: its files lack {len(missing)} of the model's weights, such as {', '.join(missing[:2])}"
-    if missing and lacking:
+    if missing and not lacking:
         raise UserError(f"{why}; expected all, by the names that save_pretrained gives them")
     if missing:
-        warnings.warn(f"{why}; these are random", stacklevel=4)
-    if unexpected:
-        warnings.warn(
-            f"{spec}: ignored, not in the model: {', '.join(unexpected[:3])} ({len(unexpected)})", stacklevel=4
-        )
+        warnings.warn(f"{why}; these are random", stacklevel=3)
+    elif unexpected and not lacking:
+        more = f"{', '.join(unexpected[:2])} ({len(unexpected)})"
+        warnings.warn(f"{spec}: ignored, not in the model: {more}", stacklevel=3)
+    return model
 
 
 @scheme("hf:ORG/NAME", "a classifier or dual encoder of transformers, on the hub or in a directory", random=True)
@@ -292,19 +291,17 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
     fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
     with quiet(transformers), offline_at_once():
         with downloading(f"{spec}: cannot be loaded", fix, FAILURES), drawn_from(wanted.seed):
-            config: Any = transformers.AutoConfig.from_pretrained(place)
+            config: Any = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
             kind, factory = _kind(transformers, config)
             if wanted.random_weights:
                 model = factory.from_config(config)
             else:
-                model, told = with_report(factory, place)
+                model = pretrained(factory, place, spec, lacking=kind == "other")
         processor = None if kind == "other" else _processor(transformers, place, spec)
         tokenizer = None
         if kind == "dual":
             with suppress(*FAILURES):  # its files may be missing
-                tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    if not wanted.random_weights:
-        refuse_misfits(told, spec, lacking=kind != "other")
+                tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
@@ -312,7 +309,11 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
     vision = getattr(config, "vision_config", config)
     channels = int(getattr(vision, "num_channels", 3))
     doubts = ()
-    if processor is None:
+    if config.model_type == "timm_wrapper":
+        from timm.data.config import resolve_data_config  # seconds to import
+
+        used = preprocessing.of_timm(resolve_data_config(pretrained_cfg=config.pretrained_cfg), spec)
+    elif processor is None:
         doubts = (f"{spec}: no preprocessor_config.json: its images are not normalised",)
         warnings.warn(doubts[0], stacklevel=3)
         size = getattr(vision, "image_size", None)
@@ -341,12 +342,14 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
 
 
 def _kind(transformers: Any, config: Any) -> tuple[str, Any]:
-    auto, kind = transformers.models.auto.modeling_auto, config.model_type
-    classifies = "ImageClassification" in (config.architectures or [""])[0]
-    if classifies and kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+    auto, kind, named = transformers.models.auto.modeling_auto, config.model_type, config.architectures
+    may_classify = kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    if kind == "timm_wrapper" or (may_classify and "ImageClassification" in (named or [""])[0]):
         return "classifier", transformers.AutoModelForImageClassification
     if kind in auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         return "dual", transformers.AutoModelForZeroShotImageClassification
+    if may_classify and not named:
+        raise ValueError("its config.json names no architectures, so that it may be a classifier or not: add them")
     return "other", transformers.AutoModel
 
 

@@ -10,13 +10,14 @@ import polars as pl
 
 from antiphase.report.table import Field
 from antiphase.report.table import Table as Sheet
+from antiphase.report.words import number
 from antiphase.studies.claims import Claim
 from antiphase.studies.estimation import over
 from antiphase.studies.figures import BY_SEED, ESTIMATES, Panel, Plot, Table
 from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, outcomes
 from antiphase.studies.report import words
 from antiphase.studies.report.figures import positions, tick_labels, x_label, y_label
-from antiphase.studies.report.words import FEW, PAPERS, SHORT, TESTED, VERDICTS, price, signed, written
+from antiphase.studies.report.words import FEW, PAPERS, SHORT, TESTED, VERDICTS, price, signed
 from antiphase.studies.results import Result
 
 _ABOUT = ("paper", "study", "profile", "claim", "source", "statement", "claim_verdict")
@@ -44,7 +45,7 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
         theirs = "" if paper is None else f"(paper {paper:.6g})".replace("-", "−")
         notes = tuple(filter(None, (words.bracketed(low, high, digits), theirs)))
         key = None if value is None or math.isnan(value) else cell["value"]
-        fields[cell["row"], cell["column"]] = StudyField(written(value, digits), notes, value=key)
+        fields[cell["row"], cell["column"]] = StudyField(number(value, digits), notes, value=key)
     rows, columns = (table.cells[name].unique(maintain_order=True).to_list() for name in ("row", "column"))
     none, csv = StudyField("–"), table.cells.drop(BY_SEED, strict=False).write_csv()
     lines = tuple(

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
+from antiphase.report.words import number
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import Estimate
 from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested
@@ -155,23 +156,11 @@ def price(claim: Claim) -> str:
     return f"{seeds:,} seeds{hours}"
 
 
-def written(value: float | None, digits: int, sign: bool = False) -> str:
-    """Format a number with a minus sign (−) and without negative zero; None and NaN are a dash."""
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    text = f"{value:+,.{digits}f}" if sign else f"{value:,.{digits}f}"
-    if not text.strip("+-0.,"):
-        text = text.lstrip("+-")
-    return text.replace("-", "−")
-
-
 def bracketed(low: float | None, high: float | None, digits: int) -> str:
     """Format an interval in brackets; return an empty string if an end is missing or nothing is between them."""
     if low is None or high is None or not low < high:
         return ""
-    return f"[{written(low, digits)}, {written(high, digits)}]"
+    return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def supported(value: float | None, low: float | None, high: float | None) -> int:
@@ -191,7 +180,7 @@ def signed(estimate: Estimate, unit: str) -> tuple[str, str]:
     digits = 1 if unit == "points" else supported(value, low, high)
     while digits < 6 and any(end and math.isfinite(end) and not round(end, digits) for end in (low, high)):
         digits += 1
-    return f"{written(value, digits, sign=True)} {unit}".strip(), bracketed(low, high, digits)
+    return f"{number(value, digits, sign=True)} {unit}".strip(), bracketed(low, high, digits)
 
 
 def deciding(claim: Claim) -> Check | None:

@@ -1,6 +1,6 @@
 """Defences that act on the weights: their moving average, and training at nearby weights that raise the loss."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,16 +32,11 @@ def keep_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 @contextmanager
 def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Put the averages in place of the weights, where there are any."""
-    held = [(w, w.detach().clone()) for w in _weights(optimizer) if _AVERAGE in optimizer.state.get(w, {})]
-    try:
+    with _restored([w for w in _weights(optimizer) if _AVERAGE in optimizer.state.get(w, {})]) as weights:
         with torch.no_grad():
-            for weight, _ in held:
+            for weight in weights:
                 weight.copy_(optimizer.state[weight][_AVERAGE])
         yield
-    finally:
-        with torch.no_grad():
-            for weight, own in held:
-                weight.copy_(own)
 
 
 @contextmanager
@@ -51,17 +46,23 @@ def adversarial_weights(model: nn.Module, size: float) -> Iterator[None]:
     Source: D. Wu, S.-T. Xia, Y. Wang, *Adversarial Weight Perturbation Helps Robust Generalization*, NeurIPS 2020,
     equation (8), with one step.
     """
-    moved = [(w, w.detach().clone()) for w in model.parameters() if w.ndim > 1 and w.grad is not None and w.grad.any()]
-    with torch.no_grad():
-        for weight, own in moved:
-            gradient = weight.grad
-            weight.add_(gradient, alpha=float(size * own.norm() / gradient.norm()))  # pyright: ignore
-    model.zero_grad()
-    try:
+    with _restored([w for w in model.parameters() if w.ndim > 1 and w.grad is not None and w.grad.any()]) as weights:
+        with torch.no_grad():
+            for weight in weights:
+                gradient = weight.grad
+                weight.add_(gradient, alpha=float(size * weight.norm() / gradient.norm()))  # pyright: ignore
+        model.zero_grad()
         yield
+
+
+@contextmanager
+def _restored(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    before = [weight.detach().clone() for weight in weights]
+    try:
+        yield weights
     finally:
         with torch.no_grad():
-            for weight, own in moved:
+            for weight, own in zip(weights, before, strict=True):
                 weight.copy_(own)
 
 

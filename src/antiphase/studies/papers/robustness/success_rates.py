@@ -165,17 +165,15 @@ def _draw_asr(attacks: pl.DataFrame, name: str, attack: str) -> Artefact:
 def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     """Check what is claimed of depth: of DiffViT alone, and of the twins at 1/255; ``key`` begins the claims' names."""
     depths, small = sorted(attacks["depth"].unique()), AT[0]
-    ends = f"{depths[0]} to {depths[-1]}"
-    diffvit = {"series": "DiffViT", "eps": small}
     shallow = [depth for depth in depths if depth <= 2]
-    fall = f"fitted fall over log2 depth, {ends}, at 1/255"
+    fall = f"fitted fall over log2 depth, {depths[0]} to {depths[-1]}, at 1/255"
     highest = "ASR(DiffViT, depth 1) − mean of the deeper ones, at 1/255"
     keys = ["data", "series", "depth", SEED, SAMPLE]
     one, other = (attacks.filter((pl.col("eps") - eps).abs() < 1e-9).with_columns(value=ASR) for eps in AT)
     both = other.join(one.select(*keys, small="value"), on=keys, maintain_order="left")
     fades = _over_depth(both, pl.col("value") - pl.col("small"), f"{fall} − at 4/255, ASR({{}})")
     logs = _over_depth(both, _log("value") - _log("small"), f"{fall} − at 4/255, log ASR({{}})", "")
-    peaks = peak(attacks, "depth", 1, diffvit, ASR)
+    peaks = peak(attacks, "depth", 1, {"series": "DiffViT", "eps": small}, ASR)
     return {
         f"{key}-falls-with-depth": _over_depth(one, -ASR, f"{fall}, ASR({{}})"),
         f"{key}-highest-at-depth-1": [Check(highest, estimate) for _, estimate in peaks],
@@ -193,12 +191,8 @@ def _log(column: str) -> pl.Expr:
 
 def _over_depth(rows: pl.DataFrame, value: pl.Expr, words: str, unit: Unit = "points") -> list[Check]:
     """Return the check of a trend of DiffViT over depth, and ViT's beside it."""
-    return [
-        Check(
-            words.format(kind), trend(rows, "depth", {"series": kind}, value, "log2"), unit, decides=kind == "DiffViT"
-        )
-        for kind in ("DiffViT", "ViT")
-    ]
+    trends = {kind: trend(rows, "depth", {"series": kind}, value, "log2") for kind in ("DiffViT", "ViT")}
+    return [Check(words.format(kind), one, unit, decides=kind == "DiffViT") for kind, one in trends.items()]
 
 
 def at_each_depth(attacks: pl.DataFrame, prefix: str = "asr") -> tuple[tuple[Panel, ...], list[Table]]:
