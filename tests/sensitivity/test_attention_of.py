@@ -222,9 +222,14 @@ def test_attention_that_is_subtracted_across_lists_or_within_torch_is_unknown(fu
 def test_lambda_of_a_buffer_or_attribute_may_change():
     net, x = made(variants.V1(""))
     module = net.blocks[0].attn
+    like = module.lam.detach()
     del module.lam
-    for lam in (0.5, torch.tensor(0.9, dtype=torch.float64), 0.7):
-        module.lam = lam
+    module.register_buffer("lam", like.clone())
+    for lam in (0.5, 0.9, 0.7):
+        if lam == 0.7:
+            del module.lam
+            module.lam = like  # no buffer
+        module.lam[:] = lam
         assert attention_of(net, x) == ("differential", (pytest.approx(float(lam), rel=1e-4),))
         maps = attention_maps(net, x)["blocks.0.attn"].combined.detach()
         assert_close(map_function(net, "blocks.0.attn")(x).detach(), maps.flatten(1) * maps.shape[1] ** -0.5)

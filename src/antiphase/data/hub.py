@@ -65,7 +65,7 @@ def wds_images(place: Path, split: str) -> FileImages:
     ``zeroshot_classification_templates.txt`` may be in it.
     """
     name, path, split, samples = _samples(place, split, "cls")
-    names = _lines(path / "classnames.txt")
+    names = _lines(path / "classnames.txt", counted=True)
     most = len(names) or MOST_CLASSES
     for key, text in samples:
         if not text.isdecimal() or len(text) > 20 or int(text) >= most:
@@ -121,11 +121,11 @@ def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list
     return name, path, split, samples
 
 
-def _lines(path: Path) -> list[str]:
-    lines = read_text(path, "download it again").strip().splitlines() if path.exists() else []
-    if not all(map(str.strip, lines)):
+def _lines(path: Path, counted: bool = False) -> list[str]:
+    lines = [*map(str.strip, read_text(path, "download it again").strip().splitlines())] if path.exists() else []
+    if counted and "" in lines:
         raise UserError(f"{path}: has a blank line, so that lines cannot be counted: download it again")
-    return list(map(str.strip, lines))
+    return list(filter(None, lines))
 
 
 def parquet_images(path: str, split: str) -> FileImages:
