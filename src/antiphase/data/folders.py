@@ -67,10 +67,11 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
         for other in parts if parts[1:] else below:  # of a single split those next to it, such as valid and invalid
             if below[other] and not {*below[other]} & {*below[first]}:
                 raise UserError(f"{name}: {first} and {other} have different sub-folders: rename one of them")
-        plain: dict[str, str] = {}
+        plain = {re.sub(r"[\W_]+", "", label.casefold()): label for label in below[first]}
         for label in classes:
-            if (other := plain.setdefault(re.sub(r"[\W_]+", "", label.casefold()) or label, label)) != label:
-                raise UserError(f"{name}: class folders {other} and {label} differ in little: rename one of them")
+            other = plain.get(re.sub(r"[\W_]+", "", label.casefold()))
+            if other and label not in below[first]:
+                raise UserError(f"{name}: {first} has a class {other}, not {label}: rename one of them")
         return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
     if split != "test":
         fix = f"move the class folders into {place / 'train'} and {place / 'test'}"

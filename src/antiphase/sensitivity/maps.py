@@ -409,10 +409,9 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     if adapter is None or isinstance(adapter, str):
         raise LeftOut(call.name, call.module, "unknown").error
     ours = getattr(adapter, "__module__", "").startswith("antiphase.sensitivity.")
+    adapter = detection.detected_layer if ours and call.module in detection.DETECTIONS else adapter
     try:
-        return _split(
-            detection.detected_layer if ours and call.module in detection.DETECTIONS else adapter, call, check
-        )
+        return _split(adapter, call, check)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if not ours or isinstance(error, torch.OutOfMemoryError):
             raise
