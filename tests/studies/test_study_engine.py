@@ -191,7 +191,7 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
     )
     assert found.returncode != 0
     assert "the disk is full" in found.stderr
-    assert "resume with the same command" in found.stderr
+    assert "run the same command again: rows and checkpoints that it stored are kept" in found.stderr
     store = Store(tmp_path / "store")
     assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
     run(cells(2), store)

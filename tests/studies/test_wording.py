@@ -5,6 +5,7 @@ import math
 import polars as pl
 import pytest
 
+from antiphase.report.words import number
 from antiphase.statistics.intervals import Estimate
 from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread
 from antiphase.studies.cells import TrainVit
@@ -24,7 +25,6 @@ from antiphase.studies.report.words import (
     supported,
     tally,
     told_apart,
-    written,
 )
 from antiphase.studies.scale import _range, _sets, titled, vits_in_short
 from antiphase.studies.store import core_seconds
@@ -36,8 +36,8 @@ def check(what, value, half=0.02, seeds=16, error=0.01):
 
 
 def test_written_has_a_minus_sign_and_no_negative_zero():
-    assert [written(value, 1) for value in (-0.04, -1.26, None, math.inf)] == ["0.0", "−1.3", "–", "∞"]
-    assert written(2.41, 1, sign=True) == "+2.4"
+    assert [number(value, 1) for value in (-0.04, -1.26, None, math.inf)] == ["0.0", "−1.3", "–", "∞"]
+    assert number(2.41, 1, sign=True) == "+2.4"
 
 
 def test_bracketed_is_empty_without_an_interval():

@@ -113,11 +113,15 @@ def observe(
     ends: list[Tensor] = []  # tokens and output of attention that is not a module of its own
     maps: list[set[int]] = [set()]  # numbers of the square softmax maps of each running module
     numbers = itertools.count()
+    subtracted: set[torch.Size] = set()  # shapes of both sides of a subtraction outside attention
     paired: list[set[int]] = [set()]  # of how many tokens each running module itself multiplies pairs
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
         paired[-1] |= set() if inside else detection.pairs_tokens(func, args, output)
+        minus = None if inside else detection.subtraction(func, args, kwargs)
+        if minus is not None and minus[0].shape == minus[1].shape:
+            subtracted.add(minus[0].shape)
         sides = dict(zip(("query", "key"), args, strict=False)) | kwargs
         fused = func is scaled_dot_product_attention and sides["query"].shape[-2] == sides["key"].shape[-2]
         makes_maps = fused or detection.hides_maps(func) or detection.softmax_rows(func, args, kwargs, output)
@@ -178,7 +182,8 @@ def observe(
             why = f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]})"
             raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
-    if watch and len(calls) > 1 and is_own_code(model):
+    several = len(set(map(_block_name, calls))) < len(calls) or subtracted & {one.output.shape for one in calls}
+    if watch and several and is_own_code(model):
         _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
     reason = "its output is subtracted from that of other attention, or the other way round"
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]

@@ -134,7 +134,7 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     )
     assert yes in block
     assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it is open" in block
-    assert "chosen after a look at ASR" in block
+    assert "chosen as their ASR gap was the largest of three" in block
     assert 'src="docs/answers.svg"' in block
     assert "| claims of |" not in block
     (depth, angle) = answer_lines([replace(results()[-2], claims=[over]), results()[-1]], QUESTIONS)
