@@ -60,21 +60,18 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
         write_text(out / page, text)
     lines = forest_lines(ordered)
     described = "Each tested claim with the difference that decides it; the table below has the numbers"
-    overview = (
-        environment()
-        .get_template("site.html")
-        .render(
-            counts=tables.counts_sheet(ordered),
-            forest=[
-                Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
-                for name, narrow in (("wide", False), ("narrow", True))
-                if lines
-            ],
-            rule=prose(RULE),
-            claims=tables.claims_sheets(ordered, pages),
-            studies=tables.studies_sheet(ordered, pages),
-            stand_ins=any(result.profile == "laptop" for result in ordered),
-        )
+    template = environment().get_template("site.html")
+    overview = template.render(
+        counts=tables.counts_sheet(ordered),
+        forest=[
+            Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
+            for name, narrow in (("wide", False), ("narrow", True))
+            if lines
+        ],
+        rule=prose(RULE),
+        claims=tables.claims_sheets(ordered, pages),
+        studies=tables.studies_sheet(ordered, pages),
+        stand_ins=any(result.profile == "laptop" for result in ordered),
     )
     write_text(out / "index.html", overview)
     return out / "index.html"
