@@ -202,6 +202,45 @@ class Rectified(Own):
         return both / (both.sum(-1, keepdim=True) + 0.1) @ self.v(x)
 
 
+class BranchesFirst(Own):
+    """Both maps in one tensor, (2, batch, heads, queries, keys), or with the samples of A2 behind those of A1."""
+
+    def __init__(self, one_axis):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM)
+        self.one_axis = one_axis
+
+    def forward(self, x):
+        q, k = (torch.stack([heads(part, HEADS) for part in w(x).chunk(2, -1)]) for w in (self.q, self.k))
+        if self.one_axis:
+            q, k = q.flatten(0, 1), k.flatten(0, 1)
+        one, two = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).view(2, len(x), HEADS, *2 * x.shape[1:2]).unbind()
+        self.truth = one, two, LAM
+        return merge((one - LAM * two) @ heads(self.v(x), HEADS))
+
+
+class HeadsFirst(Own):
+    """Heads before the batch, in axes of their own or in one, as in the Set Transformer; without A2 if standard."""
+
+    def __init__(self, one_axis, standard=False):
+        super().__init__()
+        self.count = 1 if standard else 2
+        self.q, self.k, self.v = (nn.Linear(DIM, count * DIM) for count in (self.count, self.count, 1))
+        self.one_axis = one_axis
+
+    def forward(self, x):
+        def first(part):
+            parts = part.chunk(HEADS, -1)
+            return torch.cat(parts) if self.one_axis else torch.stack(parts)
+
+        pairs = zip(self.q(x).chunk(self.count, -1), self.k(x).chunk(self.count, -1), strict=True)
+        one, *rest = ((first(q) @ first(k).mT / 2).softmax(-1) for q, k in pairs)
+        seen = [maps.view(HEADS, len(x), *one.shape[-2:]).transpose(0, 1) for maps in (one, *rest)]
+        self.truth = (*seen, LAM) if rest else (*seen, None, None)
+        both = one - LAM * rest[0] if rest else one
+        return torch.cat((both @ first(self.v(x))).view(HEADS, *x.shape[:2], -1).unbind(), -1)
+
+
 class Standard(Own):
     """Standard attention, a fused kernel, with a mask for padding."""
 

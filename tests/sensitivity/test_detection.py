@@ -93,6 +93,11 @@ LAYOUTS = {
     "a whole block": lambda: Net(own.WholeBlock()),
     "rectified, one head": lambda: Net(own.Rectified()),
     "two modules and a third": lambda: Net(Branches()),
+    "two maps, then the batch": lambda: Net(own.BranchesFirst(one_axis=False)),
+    "two maps and the batch in one axis": lambda: Net(own.BranchesFirst(one_axis=True)),
+    "heads, then the batch": lambda: Net(own.HeadsFirst(one_axis=False)),
+    "heads and the batch in one axis": lambda: Net(own.HeadsFirst(one_axis=True)),
+    "standard, heads and the batch in one axis": lambda: Net(own.HeadsFirst(one_axis=True, standard=True)),
     "standard, masked": lambda: Net(own.Standard()),
 }
 TRAPS = {
@@ -129,6 +134,19 @@ def test_a_layout_is_found_with_its_maps_and_its_lambda(name, dtype):
         assert_close(maps.negative, two, **close)
         expected = torch.as_tensor(lam, dtype=dtype).expand(one.shape[1])
         assert_close(maps.lam, expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_that_was_found_for_one_sample_has_the_maps_of_each_of_three(name):
+    net, x = made(name)
+    attention_maps(net, x[:1])
+    three = torch.cat([x, rand(1, TOKENS, 5, seed=3)])
+    (maps,) = attention_maps(net, three).values()
+    net(three)
+    one, two, _ = net.mix.truth
+    assert_close(maps.positive, one, rtol=1e-7, atol=1e-9)
+    if two is not None:
+        assert_close(maps.negative, two, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", TRAPS)

@@ -17,6 +17,7 @@ linearly independent; any other module is not recognised.
 import math
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +49,7 @@ class Detection:
     groups: tuple[int, ...]  # see Replay
     stamp: Any  # state of the parameters
     integral: bool = False  # whether λ times the mean of A1 over the queries is added (DINT)
+    outer: int = 1  # see Replay
 
 
 DETECTIONS: weakref.WeakKeyDictionary[nn.Module, Detection] = weakref.WeakKeyDictionary()
@@ -67,7 +69,7 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
             raise ValueError(f"its weights changed, and it is no attention any more: {reason}") from None
     detection = DETECTIONS[module]
     positive, negative = list(detection.positive), list(detection.negative)
-    run = Replay(call, detection.groups)
+    run = Replay(call, detection.groups, detection.outer)
     order = [*positive, *sorted(set(negative))]
     back = [order.index(number) for number in range(len(order))]
 
@@ -88,7 +90,7 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
 
 def _lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Tensor]:
     """Return λ of each query as a function of the tokens, with derivatives: it solves for the slopes at fixed maps."""
-    run, positive, negative = Replay(call), detection.positive, detection.negative
+    run, positive, negative = Replay(call, outer=detection.outer), detection.positive, detection.negative
     maps, subtrahends = run(call.tokens).maps.detach(), sorted(set(negative))
 
     def lambda_of(x: Tensor) -> Tensor:
@@ -183,6 +185,8 @@ class Replay:
     call: Call
     # of each softmax map the number among those that differ, −1 if it is not part of the attention; None: all differ
     groups: tuple[int, ...] | None = None
+    # how often each softmax has all samples: a map's leading axes are (outer, batch, rest), such as (heads, batch)
+    outer: int = 1
 
     def __call__(self, x: Tensor, replacements: Maps | None = None) -> _Run:
         """Return what the module does on tokens x, with ``replacements`` in place of its own maps."""
@@ -192,7 +196,7 @@ class Replay:
         hidden: list[str] = []  # why the maps are not all that the module attends by
 
         def replaced(computed: Tensor) -> Tensor:
-            flat = computed.reshape(len(x), -1, *computed.shape[-2:])
+            flat = computed.reshape(self.outer, len(x), -1, *computed.shape[-2:]).transpose(0, 1).flatten(1, 2)
             numbers = torch.arange(flat.shape[1]) + sum(part.shape[1] for part in parts)
             parts.append(flat)
             if replacements is None:
@@ -201,7 +205,8 @@ class Replay:
                 numbers = torch.tensor(self.groups)[numbers]
             numbers = numbers.to(computed.device)
             chosen = replacements[:, numbers].to(computed.dtype)
-            return torch.where((numbers < 0)[:, None, None], flat, chosen).reshape(computed.shape)
+            mixed = torch.where((numbers < 0)[:, None, None], flat, chosen)
+            return mixed.unflatten(1, (self.outer, -1)).transpose(0, 1).reshape(computed.shape)
 
         def watch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if func is F.scaled_dot_product_attention:
@@ -265,19 +270,20 @@ def _examined(call: Call) -> Detection:
     x = call.tokens.detach()
     if x.ndim != 3 or not x.is_floating_point() or x.shape[1] < 3:
         raise NotAttention("it is not given tokens of shape (batch, 3 or more, channels)")
-    run = Replay(call)
+    generator = torch.Generator().manual_seed(0)
+    step = torch.randn(x.shape[2], generator=generator).to(x) * x.std() / 2
+    outer = _outer(call, x, step)
+    run = Replay(call, outer=outer)
     plain = run(x)
     if plain.output.ndim != 3 or plain.output.shape[:2] != x.shape[:2] or plain.maps.shape[-1] != x.shape[1]:
         raise NotAttention("its maps or its output are not of its tokens")
     if not (_agree(plain.output, call.output) and _agree(run(x, plain.maps).output, call.output)):
         raise NotAttention("it gives another output when it is run again")
-    generator = torch.Generator().manual_seed(0)
-    step = torch.randn(x.shape[2], generator=generator).to(x) * x.std() / 2
     paired = torch.stack([_scores_are_of_pairs(run, scale * x, scale * step) for scale in _SCALES]).any(0)
     if not paired.any():
         raise NotAttention("its softmax rows are not scores of pairs of tokens")
     groups = _groups(plain.maps, paired.tolist())
-    run = Replay(call, groups)
+    run = Replay(call, groups, outer)
     plain = run(x)
     small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
     other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
@@ -285,7 +291,7 @@ def _examined(call: Call) -> Detection:
         if (detection := _integral(run, x, other, plain, step, small)) is not None:
             return detection
         raise NotAttention("its output at a token is no sum of values weighted by its row of the maps")
-    grams, sides = _slopes(call, groups, x)
+    grams, sides = _slopes(run, x)
     total = grams.sum((0, 1))
     if not grams.isfinite().all() or (total.diagonal() <= 1e-12 * total.max()).any():
         raise NotAttention("its output does not depend on one of its maps")
@@ -295,7 +301,7 @@ def _examined(call: Call) -> Detection:
         # else a query's output counts for nothing
         used = grams[(grams.diagonal(dim1=-2, dim2=-1) > 0).all(-1)]
         dependent = len(total) > 1 and len(used) and bool((_lowest(used) <= small**2).all())
-        if dependent or _in_proportion(call, groups, other, small):
+        if dependent or _in_proportion(run, other, small):
             raise NotAttention("several of its maps weigh the same values")
         # move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is
         one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
@@ -305,12 +311,12 @@ def _examined(call: Call) -> Detection:
         moved[..., one] *= 0.3
         if not _agree(run(equal, moved).output, run(equal, plain.maps).output):
             raise NotAttention("its output is not an average of values")
-        return Detection(tuple(range(len(total))), (), None, groups, stamp)
+        return Detection(tuple(range(len(total))), (), None, groups, stamp, outer=outer)
     if len(positive) + len(negative) < len(total):
         raise NotAttention("it subtracts only some of its maps")
     if _lowest(total[positive][:, positive]) <= small**2:
         raise NotAttention("several of its maps weigh the same values")
-    others = _slopes(call, groups, other)[0]
+    others = _slopes(run, other)[0]
     same, shares = False, torch.empty(0)
     weights: Tensor | None = _weights(total, positive, negative, small)
     again = None if weights is None else _weights(others.sum((0, 1)), positive, negative, small)
@@ -336,7 +342,19 @@ def _examined(call: Call) -> Detection:
         moved[:, number] += error[:, number]
     if not (run(x, moved).output - plain.output).abs().max() <= 1e-2 * change:
         raise NotAttention("its output depends on more than the difference of its maps")
-    return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp)
+    return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp, outer=outer)
+
+
+def _outer(call: Call, x: Tensor, step: Tensor) -> int:
+    """Return ``Replay.outer``: only then does a change of the first sample leave the maps of the others as they are."""
+    x = torch.cat([x, x.flip(1)]) if len(x) == 1 else x
+    with suppress(Exception):  # its arguments may be of one sample
+        count = Replay(call)(x).maps.shape[1]
+        for outer in [number for number in range(1, count + 1) if count % number == 0]:
+            before, after = (Replay(call, outer=outer)(one).maps for one in (x, _moved(x, 0, step)))
+            if _agree(after[1:], before[1:]):
+                return outer
+    return 1
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -349,10 +367,10 @@ def _shares(weights: Tensor) -> Tensor:
 
 def _integral(run: Replay, x: Tensor, other: Tensor, plain: _Run, step: Tensor, small: float) -> Detection | None:
     """Return what the maps are if output i is a weighted row of A1 − λ·A2 + λ·(mean of A1 over the queries)."""
-    call, groups = run.call, run.groups
+    groups = run.groups
     assert groups is not None
-    grams, sides = _slopes(call, groups, x, means=True)
-    totals = [one.sum((0, 1)) for one in (grams, _slopes(call, groups, other, means=True)[0])]
+    grams, sides = _slopes(run, x, means=True)
+    totals = [one.sum((0, 1)) for one in (grams, _slopes(run, other, means=True)[0])]
     signs = _signs(sides, groups)
     for positive, negative in (signs, signs[::-1]):
         if not positive or len(positive) != len(negative) or len(positive) + len(negative) <= max(groups):
@@ -382,7 +400,7 @@ def _integral(run: Replay, x: Tensor, other: Tensor, plain: _Run, step: Tensor, 
             and _agree(of_difference(x, apart).output, run(x, moved).output)
             and _values_are_of_tokens(of_difference, x, plain.maps, step)
         ):
-            return Detection(tuple(positive), tuple(pairs), lam, groups, _stamp(call.module), integral=True)
+            return Detection(tuple(positive), tuple(pairs), lam, groups, _stamp(run.call.module), True, run.outer)
     return None
 
 
@@ -479,22 +497,21 @@ def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _slopes(
-    call: Call, groups: tuple[int, ...], x: Tensor, means: bool = False
-) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
+def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[tuple[set[int], set[int]]]]:
     """Return Σ_u ⟨∂(u·y)/∂A_g, ∂(u·y)/∂A_h⟩ by row, over random u, and the maps on both sides of each subtraction.
 
     The sides are numbers of maps before equal ones are joined. ``means``: the slopes' means over queries are maps, too.
     """
-    single = Replay(call)
+    single, groups = replace(run, groups=None), run.groups
+    assert groups is not None
     with gradients(enabled=True):
         maps = single(x).maps.detach().requires_grad_()
-        run = single(x, maps)
+        done = single(x, maps)
         generator = torch.Generator().manual_seed(2)
         grams: Any = 0.0
         for _ in range(_PROBES):
-            u = torch.randn(run.output.shape, generator=generator).to(run.output)
-            (slopes,) = torch.autograd.grad(run.output, maps, u, retain_graph=True)
+            u = torch.randn(done.output.shape, generator=generator).to(done.output)
+            (slopes,) = torch.autograd.grad(done.output, maps, u, retain_graph=True)
             joined = _joined(slopes, groups)
             if means:
                 joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
@@ -511,9 +528,9 @@ def _slopes(
             low, high = slopes_of(tensor, u)
             return set(((low < 0) | (high > 0)).nonzero().flatten().tolist())
 
-        sides = [(read(one), read(two)) for one, two in run.differences]
+        sides = [(read(one), read(two)) for one, two in done.differences]
         written = [(left, right) for left, right in sides if left - right and right - left]
-        for square in [] if written else run.computed:  # maps that enter with positive and with negative weight
+        for square in [] if written else done.computed:  # maps that enter with positive and with negative weight
             if square.shape[-2:] == maps.shape[-2:]:
                 low, high = slopes_of(square, torch.ones_like(square))
                 weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
@@ -522,9 +539,10 @@ def _slopes(
         return grams, written
 
 
-def _in_proportion(call: Call, groups: tuple[int, ...], x: Tensor, small: float) -> bool:
+def _in_proportion(run: Replay, x: Tensor, small: float) -> bool:
     """Return whether of a number on the way to the output the slopes of two maps are in proportion: λ by channel."""
-    single, generator = Replay(call), torch.Generator().manual_seed(5)
+    single, groups, generator = replace(run, groups=None), run.groups, torch.Generator().manual_seed(5)
+    assert groups is not None
     with gradients(enabled=True):
         maps = single(x).maps.detach().requires_grad_()
         for tensor in single(x, maps).computed:

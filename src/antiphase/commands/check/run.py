@@ -83,7 +83,8 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
 class _Examination:
     def __init__(self, call: Call, examined: detection.Detection) -> None:
         self.call, self.module, self.detection = call, call.module, examined
-        self.maps: Tensor = detection.Replay(call, examined.groups)(call.tokens).maps
+        self.replay = detection.Replay(call, examined.groups, examined.outer)
+        self.maps: Tensor = self.replay(call.tokens).maps
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         self.tensors = {name: one for name, one in named if one.is_floating_point()}
         self.lam = self.lambda_now().detach()
@@ -113,7 +114,7 @@ class _Examination:
         return LayerCheck(self.call.name, "differential", tuple(findings), variant, float(self.lam.mean()))
 
     def run(self, maps: Tensor) -> Any:
-        return traced(self.call, maps, self.detection.groups)
+        return traced(self.replay, maps)
 
     def scale(self) -> Finding:
         scales = score_scales(self.run(self.maps)[1])
@@ -130,7 +131,7 @@ class _Examination:
         """Return λ, (batch, heads, queries), from the slopes of the maps, with a graph to the parameters."""
         with gradients(enabled=True):
             maps, generator = leaf(self.maps), torch.Generator().manual_seed(7)
-            output = detection.Replay(self.call, self.detection.groups)(self.call.tokens, maps).output
+            output = self.replay(self.call.tokens, maps).output
             probes = torch.randn(8, *output.shape, generator=generator).to(output)
             grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
             one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in (self.detection.positive, self.detection.negative))
@@ -273,10 +274,8 @@ class TorchCall(NamedTuple):
         return None
 
 
-def traced(
-    call: Call, maps: Tensor | None = None, groups: tuple[int, ...] | None = None
-) -> tuple[Any, list[TorchCall]]:
-    """Run the module of a call, with ``maps`` in place of its own; return the run and its calls of torch."""
+def traced(replay: detection.Replay, maps: Tensor | None = None) -> tuple[Any, list[TorchCall]]:
+    """Run a module again, with ``maps`` in place of its own; return the run and its calls of torch."""
     calls: list[TorchCall] = []
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -288,7 +287,7 @@ def traced(
         return output
 
     with gradients(enabled=False), detection.TorchCalls(note):
-        return detection.Replay(call, groups)(call.tokens, maps), calls
+        return replay(replay.call.tokens, maps), calls
 
 
 def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
@@ -322,13 +321,13 @@ def paired_by_halves(call: Call) -> bool:
 
     If all maps but one are 0, what is left of both sides of the subtraction are the values of that map, in its place.
     """
-    runs = []
+    runs, replay = [], detection.Replay(call)
     try:
-        maps = traced(call)[0].maps
+        maps = traced(replay)[0].maps
         for number in range(maps.shape[1]):
             alone, generator = torch.zeros_like(maps), torch.Generator().manual_seed(6)
             alone[:, number] = torch.rand(maps[:, 0].shape, generator=generator).to(maps)
-            runs.append(traced(call, alone)[0].differences)
+            runs.append(traced(replay, alone)[0].differences)
     except Exception:  # the user's code, with maps that it never had
         return False
     half, batch = maps.shape[1] // 2, call.tokens.shape[:2].numel()
