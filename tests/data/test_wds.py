@@ -211,6 +211,16 @@ def test_a_damaged_tar_file_is_one_line(classified, cut):
     assert "\n" not in str(caught.value)
 
 
+def test_a_sample_that_is_in_a_tar_file_twice_is_refused(classified):
+    tar = classified / "test" / "1.tar"
+    with tarfile.open(tar, "a") as archive:
+        entry = tarfile.TarInfo("s0000004.webp")
+        entry.size = len(picture(9))
+        archive.addfile(entry, io.BytesIO(picture(9)))
+    with pytest.raises(UserError, match=r"1\.tar .*\(it has s0000004\.webp twice\): get it again"):
+        load_data(f"wds:{classified}")
+
+
 def test_an_index_says_where_bytes_are_and_follows_a_file_that_changes(tmp_path):
     tar = tmp_path / "0.tar"
     for text in (b"first", b"second one"):

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from antiphase.errors import UserError
@@ -278,3 +278,24 @@ def test_a_user_s_model_takes_weights_from_a_file_of_any_name(tmp_path, monkeypa
     assert same(load_model(f"python:{spec}#state_dict").state_dict(), OTHER)
     assert split_spec(spec)[2] == {"depth": 2, "weights": name}
     assert len({code_content(spec), code_content(f"{spec}#state_dict"), code_content("net.py:build")}) == 3
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("first", [True, False])
+def test_weights_that_are_tied_may_be_in_a_file_once(tmp_path, prefix, first):
+    def tied():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+        model[1].weight = model[0].weight
+        return model
+
+    model, path = tied(), tmp_path / "tied.safetensors"
+    if prefix:
+        dropped = "1.weight" if first else "0.weight"
+        kept = {name: value.clone() for name, value in model.state_dict().items() if name != dropped}
+        save_file(under(prefix, kept), path)
+    else:
+        save_model(model, str(path))
+    other = tied()
+    checkpoints.load_into(other, read_state(str(path), other.state_dict()), str(path))
+    assert same(other.state_dict(), model.state_dict())
+    assert other[0].weight is other[1].weight

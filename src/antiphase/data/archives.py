@@ -107,8 +107,12 @@ def read_index(tar: Path) -> dict[str, Member]:
 def _index(path: str, size: int, changed: int) -> dict[str, Member]:
     """Read the headers; size and modification time only key the cache."""
     with tarfile.open(path, "r:", tarinfo=Header) as archive:
-        files = filter(tarfile.TarInfo.isreg, archive)
-        return {file.name.removeprefix("./"): Member(file.offset_data, file.size) for file in files}
+        index: dict[str, Member] = {}
+        for file in filter(tarfile.TarInfo.isreg, archive):
+            name = file.name.removeprefix("./")
+            if index.setdefault(name, member := Member(file.offset_data, file.size)) is not member:
+                raise ReadError(f"it has {name} twice")
+        return index
 
 
 def members_by_key(names: Iterable[str]) -> dict[str, dict[str, str]]:

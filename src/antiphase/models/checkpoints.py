@@ -1,6 +1,7 @@
 """Weights on disk: our safetensors file next to its recipe, and files of weights as other training code writes them."""
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -192,11 +193,17 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
         raise UserError(f"{path}: no weights found; expected a dictionary of tensors, as of state_dict()")
     names = {_WRAPPER.sub("", key): key for key in own}
     needed = {short for short, key in names.items() if not short.endswith(_COUNTER) and isinstance(own[key], Tensor)}
+    tied: dict[Any, list[str]] = {}  # names of the same numbers, which a file may have once
+    for short in sorted(needed):
+        tied.setdefault((own[names[short]].data_ptr() or short, own[names[short]].shape), []).append(short)
     sets: dict[str, State] = {}  # by what precedes the model's names
     for key, tensor in held.items():
         for start in re.finditer(r"^|[.\0]", key):
             if (short := key[start.end() :]) in needed:
                 sets.setdefault(key[: start.end()], {})[short] = tensor
+    for tensors, same in itertools.product(sets.values(), tied.values()):
+        for stored in [tensors[short] for short in same if short in tensors][:1]:
+            tensors.update(dict.fromkeys(same, stored) | tensors)
     fits = [prefix for prefix, tensors in sets.items() if len(tensors) == len(needed)]
     if sized and len(fits) > 1:
         shapes = {key: own[names[key]].shape for key in needed}
@@ -216,7 +223,7 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     # if nothing fits, loading says what does not match
     best = max(sets, key=lambda one: len(sets[one]), default="")
     prefix = labels[_choice(list(labels), path)] if labels else best
-    found = {key[len(prefix) :]: tensor for key, tensor in held.items() if _is_in(key, prefix)}
+    found = {key[len(prefix) :]: tensor for key, tensor in held.items() if _is_in(key, prefix)} | sets.get(prefix, {})
     found = {names.get(key, key): tensor for key, tensor in found.items()}
     aside = [key for key in found if labels and key not in own and _ASIDE.fullmatch(key)]
     ignored = [_dotted(key) for key in held if fits and not any(_is_in(key, one) for one in fits)] + aside

@@ -80,7 +80,7 @@ _WHY = {
     "other": "{kind} computes softmax maps, but not as standard or differential attention with a λ of a head or token: "
     "{reason}; if it is attention, " + HOW,
     "pairs": "{kind} multiplies pairs of tokens and has no known attention module; if it has attention, " + HOW,
-    "pooling": "{kind}: cross-attention is not supported; expected self-attention",
+    "pooling": "{kind}: cross-attention is not supported, nor keys that are not the values; expected attn(x, x, x)",
 }
 
 
