@@ -167,6 +167,14 @@ def test_data_of_another_shape_is_refused(tmp_path, digits):
     assert not any(tmp_path.iterdir())
 
 
+def test_images_of_one_class_are_refused(tmp_path, digits):
+    zeros = (digits[0].labels == 0).nonzero().flatten().tolist()
+    one = load_data((digits[0].images(zeros), digits[0].labels[zeros]))
+    with pytest.raises(UserError, match="has one class, '0'; expected two or more to tell apart"):
+        train_classifier(recipe((one, one), epochs=1), one, None, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("field", [{"epochs": 0}, {"learning_rate": -1.0}, {"optimizer": "sgd"}, {"colour": 1}])
 def test_a_recipe_names_the_field_that_is_wrong(digits, field):
     with pytest.raises(UserError, match=next(iter(field))):

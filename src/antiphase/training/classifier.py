@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from antiphase.arguments import NOT_EMPTY, Device, validated
 from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
-from antiphase.errors import UserError
+from antiphase.errors import UserError, shown
 from antiphase.models import checkpoints
 from antiphase.models.card import mean_lambdas
 from antiphase.models.trained import StartingModel
@@ -213,6 +213,10 @@ def check_data(recipe: Recipe, train: ImageSet) -> None:
     shape = (model.in_channels, *2 * [model.image_size]) if ours else model.image_shape
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
+    if classes < 2:
+        raise UserError(
+            f"{train.name} has one class, {shown(train.class_names[0])}; expected two or more to tell apart"
+        )
     if classes != model.num_classes:
         raise UserError(f"{train.name} has {classes} classes; the model expects {model.num_classes}")
 
