@@ -241,6 +241,13 @@ class HeadsFirst(Own):
         return torch.cat((both @ first(self.v(x))).view(HEADS, *x.shape[:2], -1).unbind(), -1)
 
 
+class TokensFirst(FusedHalves):
+    """Tokens before the batch, as in OpenAI's CLIP."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+
 class Standard(Own):
     """Standard attention, a fused kernel, with a mask for padding."""
 

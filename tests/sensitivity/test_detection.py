@@ -52,6 +52,13 @@ class Net(nn.Module):
         return self.head((out[0] if isinstance(out, tuple) else out).mean(1))
 
 
+class TokensFirst(Net):
+    """The same with tokens before the batch."""
+
+    def forward(self, x):
+        return self.head(self.mix(self.embed(x).transpose(0, 1)).mean(0))
+
+
 class Branches(nn.Module):
     """Two modules of standard attention with the same values, whose outputs a third subtracts."""
 
@@ -98,6 +105,8 @@ LAYOUTS = {
     "heads, then the batch": lambda: Net(own.HeadsFirst(one_axis=False)),
     "heads and the batch in one axis": lambda: Net(own.HeadsFirst(one_axis=True)),
     "standard, heads and the batch in one axis": lambda: Net(own.HeadsFirst(one_axis=True, standard=True)),
+    "tokens before the batch": lambda: TokensFirst(own.TokensFirst()),
+    "tokens before the batch, causal": lambda: TokensFirst(own.TokensFirst(causal=True)),
     "standard, masked": lambda: Net(own.Standard()),
 }
 TRAPS = {

@@ -27,7 +27,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from antiphase.errors import first_line
-from antiphase.sensitivity.layers import Call, CentredBranch, Layer, Maps, TracedBranch, first_of, gradients
+from antiphase.sensitivity.layers import (
+    TOKENS_FIRST,
+    Call,
+    CentredBranch,
+    Layer,
+    Maps,
+    TracedBranch,
+    first_of,
+    gradients,
+)
 
 _PROBES = 8  # random cotangents of the output
 _DEPENDENT = 1e-3  # relative size of what is left of slopes that are a combination of others
@@ -70,28 +79,30 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
     detection = DETECTIONS[module]
     positive, negative = list(detection.positive), list(detection.negative)
     run = Replay(call, detection.groups, detection.outer)
+    tokens = run.tokens
     order = [*positive, *sorted(set(negative))]
     back = [order.index(number) for number in range(len(order))]
 
     def finish(combined: Tensor) -> Tensor:
         combined = _without_mean(combined, lam) if detection.integral else combined
         zeros = combined.new_zeros(len(combined), len(order) - len(positive), *combined.shape[2:])
-        return run(call.tokens, torch.cat([combined, zeros], 1)[:, back]).output
+        return run(tokens, torch.cat([combined, zeros], 1)[:, back]).output
 
-    one = TracedBranch(lambda x: run(x).maps[:, positive], call.tokens)
-    two = TracedBranch(lambda x: run(x).maps[:, negative], call.tokens)
-    lam, lambda_of = None if detection.lam is None else detection.lam.to(call.tokens), None
+    one = TracedBranch(lambda x: run(x).maps[:, positive], tokens)
+    two = TracedBranch(lambda x: run(x).maps[:, negative], tokens)
+    lam, lambda_of = None if detection.lam is None else detection.lam.to(tokens), None
     if lam is None and negative:
         lambda_of = _lambda_of_tokens(call, detection)
-        lam = lambda_of(call.tokens)
+        lam = lambda_of(tokens)
     subtracted = CentredBranch(one, two) if detection.integral else two if negative else None
-    return Layer(call.name, call.tokens, one, subtracted, lam, finish, call.tangent, lambda_of=lambda_of)
+    tangent = None if call.tangent is None else call.batch_first(call.tangent)
+    return Layer(call.name, tokens, one, subtracted, lam, finish, tangent, lambda_of=lambda_of)
 
 
 def _lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Tensor]:
     """Return λ of each query as a function of the tokens, with derivatives: it solves for the slopes at fixed maps."""
     run, positive, negative = Replay(call, outer=detection.outer), detection.positive, detection.negative
-    maps, subtrahends = run(call.tokens).maps.detach(), sorted(set(negative))
+    maps, subtrahends = run(run.tokens).maps.detach(), sorted(set(negative))
 
     def lambda_of(x: Tensor) -> Tensor:
         output, pull, *_ = torch.func.vjp(lambda maps: run(x, maps).output, maps)
@@ -172,7 +183,7 @@ def subtraction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 @dataclass
 class _Run:
-    output: Tensor  # first tensor that the module returned
+    output: Tensor  # first tensor that the module returned, the batch first
     maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
     differences: list[tuple[Tensor, Tensor]]  # both sides of each subtraction
     computed: list[Tensor]  # what every other call of torch returned
@@ -180,13 +191,17 @@ class _Run:
 
 @dataclass(frozen=True)
 class Replay:
-    """Run the module of a call again on other tokens, which also replace arguments that are the same tokens."""
+    """Run the module of a call again on other tokens, the batch first; they also replace arguments that are them."""
 
     call: Call
     # of each softmax map the number among those that differ, −1 if it is not part of the attention; None: all differ
     groups: tuple[int, ...] | None = None
     # how often each softmax has all samples: a map's leading axes are (outer, batch, rest), such as (heads, batch)
     outer: int = 1
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.call.batch_first(self.call.tokens)
 
     def __call__(self, x: Tensor, replacements: Maps | None = None) -> _Run:
         """Return what the module does on tokens x, with ``replacements`` in place of its own maps."""
@@ -226,11 +241,12 @@ class Replay:
             return output
 
         def moved(value: Any) -> Any:
-            return x if isinstance(value, Tensor) and self.call.is_tokens(value) else value
+            return given if isinstance(value, Tensor) and self.call.is_tokens(value) else value
 
+        given = self.call.batch_first(x)
         kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
         with TorchCalls(watch):
-            output = first_of(self.call.module(x, *map(moved, self.call.args), **kwargs))
+            output = self.call.batch_first(first_of(self.call.module(given, *map(moved, self.call.args), **kwargs)))
         if hidden or not parts:
             raise NotAttention(hidden[0] if hidden else "it computes no softmax maps")
         maps = torch.cat(parts, 1)
@@ -258,16 +274,23 @@ def _softmax_and_values(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 @gradients(enabled=False)
 def examine(call: Call) -> Detection:
     """Return what the maps of a called module are; raise NotAttention if it is not recognised."""
-    try:
-        return _examined(call)
-    except (torch.OutOfMemoryError, NotAttention):
-        raise
-    except Exception as error:  # a module may fail on other tokens than its own in any way
-        raise NotAttention(f"it cannot be run again with other tokens or maps ({first_line(error)})") from error
+    reasons: list[NotAttention] = []
+    for first in (False, True):
+        TOKENS_FIRST[call.module] = first
+        try:
+            return _examined(call)
+        except NotAttention as reason:
+            reasons.append(reason)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a module may fail on other tokens than its own in any way
+            reasons.append(NotAttention(f"it cannot be run again with other tokens or maps ({first_line(error)})"))
+    del TOKENS_FIRST[call.module]
+    raise reasons[0]
 
 
 def _examined(call: Call) -> Detection:
-    x = call.tokens.detach()
+    x = Replay(call).tokens.detach()
     if x.ndim != 3 or not x.is_floating_point() or x.shape[1] < 3:
         raise NotAttention("it is not given tokens of shape (batch, 3 or more, channels)")
     generator = torch.Generator().manual_seed(0)
@@ -277,7 +300,8 @@ def _examined(call: Call) -> Detection:
     plain = run(x)
     if plain.output.ndim != 3 or plain.output.shape[:2] != x.shape[:2] or plain.maps.shape[-1] != x.shape[1]:
         raise NotAttention("its maps or its output are not of its tokens")
-    if not (_agree(plain.output, call.output) and _agree(run(x, plain.maps).output, call.output)):
+    output = call.batch_first(call.output)
+    if not (_agree(plain.output, output) and _agree(run(x, plain.maps).output, output)):
         raise NotAttention("it gives another output when it is run again")
     paired = torch.stack([_scores_are_of_pairs(run, scale * x, scale * step) for scale in _SCALES]).any(0)
     if not paired.any():

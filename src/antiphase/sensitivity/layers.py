@@ -3,6 +3,7 @@
 import functools
 import importlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -24,6 +25,8 @@ TokensOfHeads = Float[Tensor, "batch heads tokens dim"]
 PerToken = Float[Tensor, "batch heads tokens width"]
 Maps = Float[Tensor, "batch heads tokens tokens"]
 
+# whether tokens come before the batch, of modules that were run to find it
+TOKENS_FIRST: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 _LEAST = 1e-6  # size of a mean λ
 
 # arguments that are keys or values in torch and transformers
@@ -243,8 +246,9 @@ class Call:
         return any(isinstance(one, Tensor) and not self.is_tokens(one) for one in others)
 
     def batch_first(self, tensor: Tensor) -> Tensor:
-        """Exchange the first two axes if the module is one of torch's whose tokens come before the batch."""
-        return tensor.transpose(0, 1) if getattr(self.module, "batch_first", True) is False else tensor
+        """Exchange the first two axes if the tokens of the module come before the batch."""
+        stated = getattr(self.module, "batch_first", True) is False  # as of torch's
+        return tensor.transpose(0, 1) if TOKENS_FIRST.get(self.module, stated) else tensor
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class _Examination:
     def __init__(self, call: Call, examined: detection.Detection) -> None:
         self.call, self.module, self.detection = call, call.module, examined
         self.replay = detection.Replay(call, examined.groups, examined.outer)
-        self.maps: Tensor = self.replay(call.tokens).maps
+        self.maps: Tensor = self.replay(self.replay.tokens).maps
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         self.tensors = {name: one for name, one in named if one.is_floating_point()}
         self.lam = self.lambda_now().detach()
@@ -131,7 +131,7 @@ class _Examination:
         """Return λ, (batch, heads, queries), from the slopes of the maps, with a graph to the parameters."""
         with gradients(enabled=True):
             maps, generator = leaf(self.maps), torch.Generator().manual_seed(7)
-            output = self.replay(self.call.tokens, maps).output
+            output = self.replay(self.replay.tokens, maps).output
             probes = torch.randn(8, *output.shape, generator=generator).to(output)
             grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
             one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in (self.detection.positive, self.detection.negative))
@@ -287,7 +287,7 @@ def traced(replay: detection.Replay, maps: Tensor | None = None) -> tuple[Any, l
         return output
 
     with gradients(enabled=False), detection.TorchCalls(note):
-        return replay(replay.call.tokens, maps), calls
+        return replay(replay.tokens, maps), calls
 
 
 def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
