@@ -412,7 +412,7 @@ def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iter
         try:
             module = load_model(options.model).to(dtype)
         except UserError:
-            why = f"does not run on tokens of shape (2, {options.tokens}, dim) ({call})"
+            why = f"does not run on tokens of shape (4, {options.tokens}, dim) ({call})"
             fix = "give --dim or --tokens, or an attribute image_shape to a model of images"
             raise UserError(f"model {options.model}: {why}; {fix}") from None
         card: Any = module.card
@@ -435,7 +435,7 @@ def _of_tokens(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> 
     sizes = [size for parameter in module.parameters() for size in parameter.shape[::-1]]
     why = "it has no parameters"
     for dim in [options.dim] if options.dim else dict.fromkeys([*linear, *sizes]):
-        x = torch.randn(2, options.tokens, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x = torch.randn(4, options.tokens, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
         try:
             output: Any = first_of(module(x))
         except Exception as error:  # the user's code
