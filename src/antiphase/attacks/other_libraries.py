@@ -59,7 +59,8 @@ def run_foreign(
         threat: norm, ε and bounds that define success; they are not passed to the function.
     """
     run: Any = dict(options)
-    name, settings = run.pop("name", "") or _name(attack), run.pop("settings", {})
+    own_name = getattr(attack, "attack", None) or getattr(attack, "__name__", type(attack).__name__)
+    name, settings = run.pop("name", "") or own_name, run.pop("settings", {})
     if odd := [option for option in run if option not in _KNOWN]:
         raise UserError(f"option {odd[0]!r}: expected one of name, settings, {', '.join(_KNOWN)}")
     if run.get("precision") == "bf16":
@@ -148,7 +149,3 @@ def _seeded(key: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)  # noqa: NPY002
-
-
-def _name(attack: Any) -> str:
-    return getattr(attack, "attack", None) or getattr(attack, "__name__", type(attack).__name__)

@@ -7,7 +7,6 @@ is not known or not valid, and for models and data that cannot be loaded or do n
 """
 
 import inspect
-import json
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 from antiphase.commands import find_command
 from antiphase.commands.loading import as_text
 from antiphase.commands.options import Options
-from antiphase.commands.result import Result
+from antiphase.commands.result import Result, in_files
 from antiphase.errors import UserError
 from antiphase.processes import this_process
 from antiphase.registry import CLIPS
@@ -124,8 +123,7 @@ def _run(name: str, values: dict[str, Any]) -> Result:
     record = result.record
     for option in temporary:
         record.get("options", {}).pop(option, None)
-    content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    return type(result)(result.kind, {**result.files, "run.json": content.encode()})
+    return type(result)(result.kind, {**result.files, **in_files({"run": record})})
 
 
 @contextmanager

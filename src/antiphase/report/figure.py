@@ -333,10 +333,10 @@ def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> 
 
 
 @contextmanager
-def new_figure(width: float, height: float) -> Iterator[Figure]:
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
     """Yield an empty figure, in inches, whose artists get the style within the block."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout=layout)
         FigureCanvasAgg(figure)
         yield figure
 

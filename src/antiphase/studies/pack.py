@@ -66,7 +66,7 @@ class Pack:
         if not (file := self._records.get(own, {}).get("file")):
             return None
         if file not in self._read:
-            whole = _parquet(self.root / file)
+            whole = read_rows(self.root / file, _RESTORE)
             if "cell" not in whole.columns:
                 raise UserError(f"{self.root / file}: has no column cell; {_RESTORE}")
             self._read[file] = whole.partition_by("cell", as_dict=True, include_key=False)
@@ -81,7 +81,7 @@ class Pack:
         """Return the files of some cells and of what they need, by name."""
         files, kept = {}, pl.col("cell").is_in({self._key(cell) for cell in closure(cells)})
         for name in (CELLS_FILE, *sorted(set(self.cells.filter(kept)["file"]) - {""})):
-            _parquet(self.root / name).filter(kept).write_parquet(buffer := io.BytesIO())
+            read_rows(self.root / name, _RESTORE).filter(kept).write_parquet(buffer := io.BytesIO())
             files[name] = buffer.getvalue()
         return files
 
@@ -89,7 +89,7 @@ class Pack:
     def cells(self) -> pl.DataFrame:
         """The records of all cells; those that are no measurement have no file."""
         path = self.root / CELLS_FILE
-        found = _parquet(path) if path.exists() else pl.DataFrame(schema=_SCHEMA)
+        found = read_rows(path, _RESTORE) if path.exists() else pl.DataFrame(schema=_SCHEMA)
         if dict(found.schema) != _SCHEMA:
             raise UserError(f"{path}: expected the columns {', '.join(_SCHEMA)}; {_RESTORE}")
         return found
@@ -144,7 +144,7 @@ def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Re
         about |= {"cell": own, "file": file, "what": described(cell)}
         records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
     for file, frames in rows.items():
-        before = [_widened(_parquet(pack.root / file))] if (pack.root / file).exists() else []
+        before = [_widened(read_rows(pack.root / file, _RESTORE))] if (pack.root / file).exists() else []
         before = [one.filter(pl.col("cell").is_in(sorted(known))) for one in before]  # a kill may have left others
         _write(pl.concat([*before, *map(_widened, frames)], how="diagonal_relaxed"), pack.root / file, small)
     whole = pl.concat([pack.cells, pl.DataFrame(records, _SCHEMA)]).sort("file", "cell")
@@ -184,10 +184,6 @@ def _write(rows: pl.DataFrame, path: Path, small: bool) -> None:
 
 def _widened(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.selectors.integer().cast(pl.Int64), pl.selectors.float().cast(pl.Float64))
-
-
-def _parquet(path: Path) -> pl.DataFrame:
-    return read_rows(path, _RESTORE)
 
 
 def _readme(cells: pl.DataFrame) -> str:

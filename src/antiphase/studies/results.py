@@ -148,7 +148,6 @@ def reading(options: Any) -> Any:
 
 def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     """Return the rows of a study, by table."""
-    options = reading(options)
     name, table, chosen = ", ".join(options.names), options.table, select(options)
     if len(chosen.studies) > 1:
         raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")

@@ -167,7 +167,8 @@ class AuditResult(Result):
             for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
         ]
         values |= {"seeds": 0 if "p_value" in quoted else quoted["n"], "least_seeds": LEAST_SEEDS}
-        condition = words.attack_condition(*self._attack, self._steps)
+        settings = self.record["settings"]
+        condition = words.attack_condition(*self._attack, settings.get(self._attack[0], settings).get("steps"))
         values |= {"images": self.accuracy["n"].max(), "condition": condition}
         title, lead = answer("audit.txt", "title", named, **values), _words("lead", **values | named)
         plot = partial(self._plot, names, sides, own, single, quoted["eps"])
@@ -192,11 +193,6 @@ class AuditResult(Result):
     @property
     def _attack(self) -> tuple[str, str]:
         return self.rates.select(_ATTACK).row(0)
-
-    @property
-    def _steps(self) -> int | None:
-        settings = self.record["settings"]
-        return settings.get(self._attack[0], settings).get("steps")
 
     def differences(self, other: Result) -> pl.DataFrame:
         rows, pairs = combined_rows(self, other)

@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 import torch
 from jaxtyping import Float
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
@@ -31,7 +30,7 @@ from antiphase.errors import UserError
 from antiphase.evaluation.localisation import enlarge
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
-from antiphase.report.figure import STYLE, saved, shortened
+from antiphase.report.figure import new_figure, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap
 from antiphase.terminal import console, progress_bar, say
@@ -245,9 +244,7 @@ def look_figure(
     width = _LABEL + len(titles) * _CELL
     height = _TITLE + rows * (_CELL + _BELOW) + foot
     plain: dict[str, Any] = {"parse_math": False}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)
+    with new_figure(width, height, layout=None) as figure:
         edges = {"left": _LABEL / width, "right": 1 - 0.08 / width}
         edges |= {"top": 1 - _TITLE / height, "bottom": (foot + _BELOW) / height}
         grid = figure.subplots(rows, len(titles), squeeze=False, gridspec_kw=edges | {"wspace": 0.06})

@@ -9,16 +9,7 @@ import polars as pl
 from antiphase.studies.cells import Margin, TrainVit
 from antiphase.studies.estimation import CORRECT, estimates
 from antiphase.studies.figures import Artefact, Panel, Table, tables
-from antiphase.studies.own.asr_causes import (
-    STEPS,
-    Measured,
-    in_both_orders,
-    ladder_checks,
-    nearest,
-    parts_panels,
-    parts_tables,
-    trainings,
-)
+from antiphase.studies.own import asr_causes as causes
 from antiphase.studies.own.larger_vits import larger_bench, larger_settings
 from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, seeds_of, shown_settings
 from antiphase.studies.papers.robustness.bench import RobustnessBench, bench
@@ -30,8 +21,8 @@ _LARGER = "larger "  # before the names of models, so that their cells have name
 def ladder(own: RobustnessBench, seed: int, data: str, start: str, before: str = "") -> dict[str, TrainVit]:
     """Return the models of the two ladders of *Causes*, at other sizes and from other initial weights."""
     sizes = {**own.sizes, **({"initial_weights": start} if start != "uniform" else {})}
-    models = trainings(replace(own, sizes=sizes), seed, data)
-    return {name: replace(models[name], called=before + name) for name in STEPS}
+    models = causes.trainings(replace(own, sizes=sizes), seed, data)
+    return {name: replace(models[name], called=before + name) for name in causes.STEPS}
 
 
 def _cells(profile: Profile, own: RobustnessBench, starts: Sequence[str], before: str) -> list[Cell]:
@@ -42,7 +33,7 @@ def _cells(profile: Profile, own: RobustnessBench, starts: Sequence[str], before
         for name, model in models.items():
             margin = Margin(model=model, data=data, limit=own.images, gradients=name == DIFFVIT)
             made += [own.attack(model), own.accuracy(model), margin]
-        made.append(nearest(own, models[DIFFVIT], data))
+        made.append(causes.nearest(own, models[DIFFVIT], data))
     return made
 
 
@@ -60,11 +51,11 @@ def _study(
     def draw(rows: RowsByTable) -> Artefact:
         drawn, listed, rows = list[Panel](), list[Table](), named(rows)
         for data in rows["attack"]["data"].unique(maintain_order=True):
-            measured = Measured({table: frame.filter(data=data) for table, frame in rows.items()})
+            measured = causes.Measured({table: frame.filter(data=data) for table, frame in rows.items()})
             if measured.seeds:
-                parts = in_both_orders(measured)
-                drawn += parts_panels(parts, data)
-                listed += parts_tables(parts, f", {data}", f"{name}-{data}")
+                parts = causes.in_both_orders(measured)
+                drawn += causes.parts_panels(parts, data)
+                listed += causes.parts_tables(parts, f", {data}", f"{name}-{data}")
         clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
         listed += tables(clean, "Clean accuracy", f"{name}-accuracy", "series", "data")
         return Artefact([PAPER.plot(name, drawn, columns=1, caption="parts")], listed)
@@ -73,7 +64,7 @@ def _study(
         name,
         lambda profile: _cells(profile, own(profile), starts, before),
         draw,
-        lambda rows: ladder_checks(Measured(named(rows))),
+        lambda rows: causes.ladder_checks(causes.Measured(named(rows))),
         settings,
         by_data=True,
     )

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +57,7 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
             if (count := sum(is_tested(claim) for _, claim in pairs))
         },
     }
-    return _tidy(_templates().get_template(template).render(values))
+    return _filled(template, values)
 
 
 def _templates() -> Environment:
@@ -69,7 +69,8 @@ def _templates() -> Environment:
     return templates
 
 
-def _tidy(text: str) -> str:
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    text = _templates().get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -97,8 +98,8 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
         for paper in SHORT
         if entries(paper)
     ]
-    text = _templates().get_template("register.md").render(registers=registers, findings=path.name)
-    write_text(path.parent / path.stem / "register.md", _tidy(text))
+    text = _filled("register.md", {"registers": registers, "findings": path.name})
+    write_text(path.parent / path.stem / "register.md", text)
 
 
 def _write_study(result: Result, findings: Path) -> None:
@@ -116,17 +117,9 @@ def _write_study(result: Result, findings: Path) -> None:
         drawings.append((gallery, f"{shown}{gallery.caption}", draw))
     for about, data, draw in drawings:
         _draw(folder / f"{part_name(result, about.name)}.svg", data, figures, draw)
-    text = (
-        _templates()
-        .get_template("findings_study.md")
-        .render(
-            result=result,
-            claims=[(claim, tables.check_sheet(result, claim, "")) for claim in result.claims],
-            findings=findings.name,
-            shown=[about for about, *_ in drawings],
-        )
-    )
-    write_text(folder / f"{page_name(result)}.md", _tidy(text))
+    values: dict[str, Any] = {"result": result, "findings": findings.name, "shown": [about for about, *_ in drawings]}
+    values["claims"] = [(claim, tables.check_sheet(result, claim, "")) for claim in result.claims]
+    write_text(folder / f"{page_name(result)}.md", _filled("findings_study.md", values))
 
 
 def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -> None:

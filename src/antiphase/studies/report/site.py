@@ -168,14 +168,12 @@ class StudyResult(RunResult):
         with self.unpacked() as folder:
             return results_of(StudyOptions(**choice, rows=folder))
 
-    def line(self) -> str:
+    def headlines(self) -> list[Headline]:
         names = ", ".join(study.name for study in self.studies[:3]) + " …" * (len(self.studies) > 3)
         done, total = (sum(getattr(study, name) for study in self.studies) for name in ("done", "total"))
         claims = tally([claim for study in self.studies for claim in study.claims])
-        return f"{names} under profile {self.studies[0].profile}: {done} of {total} cells; claims: {claims or '–'}"
-
-    def headlines(self) -> list[Headline]:
-        return [Headline(self.line())]
+        line = f"{names} under profile {self.studies[0].profile}: {done} of {total} cells; claims: {claims or '–'}"
+        return [Headline(line)]
 
     def sections(self) -> list[Section]:
         return [Section("studies", "Studies", tables=tables.all_sheets(self.studies))]

@@ -15,13 +15,7 @@ from antiphase.data.shards import CC3M, CC12M, TITLES
 from antiphase.errors import UserError
 from antiphase.models.checkpoints import RECIPE_FILE, as_config, read_recipe
 from antiphase.models.clip import ClipConfig, find_clip
-from antiphase.models.schemes.diffclip import (
-    config_of,
-    local_checkpoint,
-    read_lambda_init,
-    read_released,
-    stored_config,
-)
+from antiphase.models.schemes import diffclip
 from antiphase.models.transformer import attention_spec
 from antiphase.studies.cells import Evaluate, Given, Relevance, TrainClip, given
 from antiphase.studies.options import RELEASED
@@ -160,10 +154,10 @@ def _model(spec: str, seed: int, note: str = "") -> Given:
     if kind != "diffclip":
         return _run(Path(spec).expanduser(), spec, seed)
     path, _, setting = name.partition("#")
-    lambda_init = read_lambda_init(spec, setting) if setting else None
+    lambda_init = diffclip.read_lambda_init(spec, setting) if setting else None
     by_depth = lambda_init == "depth"
     towers, depth = (bool(setting), bool(setting)), 12  # whether each has differential attention
-    if (file := local_checkpoint(path)) is not None:
+    if (file := diffclip.local_checkpoint(path)) is not None:
         config = _config(file, file.stat().st_mtime_ns if file.is_file() else 0, lambda_init)
         towers = _differential(config)
         depth = config.vision.depth
@@ -202,4 +196,4 @@ def _differential(config: ClipConfig) -> tuple[bool, bool]:
 @lru_cache
 def _config(file: Path, stamp: int, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
     """Return the sizes and towers of a checkpoint, read once for each modification time."""
-    return stored_config(file) or config_of(read_released(file), str(file), lambda_init)
+    return diffclip.stored_config(file) or diffclip.config_of(diffclip.read_released(file), str(file), lambda_init)

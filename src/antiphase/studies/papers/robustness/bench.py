@@ -157,18 +157,14 @@ def measured(models: Sequence[TrainVit], *measures: Callable[[TrainVit], Cell]) 
     return [measure(model) for measure in measures for model in models]
 
 
-def from_normal(model: TrainVit) -> TrainVit:
-    """Return a model whose blocks start from N(0, 0.02), as timm's do, and not uniformly."""
-    return replace(model, sizes={**model.sizes, "initial_weights": "normal"})
-
-
 def from_both(cells: Sequence[Cell], profile: Profile) -> list[Cell]:
-    """Return measurements, and those of the first seeds' ViTs once more from the other initial weights."""
+    """Return measurements, and those of the first seeds' ViTs once more, their blocks started from N(0, 0.02)."""
     seeds, made = profile.seeds_or(bench(profile).slow_seeds), [*cells]
     for cell in cells:
         model = getattr(cell, "model", None)
         if isinstance(model, TrainVit) and model.seed in seeds:
-            made.append(replace(cell, model=from_normal(model)))  # type: ignore[call-arg]
+            normal = replace(model, sizes={**model.sizes, "initial_weights": "normal"})
+            made.append(replace(cell, model=normal))  # type: ignore[call-arg]
     return made
 
 
