@@ -327,6 +327,7 @@ def shortened(text: str, length: int = 36) -> str:
 
 def add_legend(place: Axes | Figure, entries: Mapping[str, Any], **how: Any) -> None:
     """Draw a legend of artists by label; labels are not read as formulas."""
+    how = {"loc": "best"} | how  # without it matplotlib warns where that takes long
     legend = place.legend(list(entries.values()), ["label"] * len(entries), frameon=False, **how)
     for text, label in zip(legend.get_texts(), entries, strict=True):
         text.set(text=label, parse_math=False)

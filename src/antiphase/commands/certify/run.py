@@ -199,7 +199,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
         axes = figure.add_subplot()
         groups = [figures.Family(name, colors[name], (name,)) for name in models]
         drawn = figures.draw_families(axes, lines, "radius", groups, marks=False)
-        figures.add_legend(axes, drawn, loc="best", fontsize=8.5)
+        figures.add_legend(axes, drawn, fontsize=8.5)
         title = f"Smoothed with σ = {smoothing['sigma']:g}, n = {smoothing['samples']:,}, α = {smoothing['alpha']:g}"
         axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("certified L2 radius, in units of the pixel range")
