@@ -109,9 +109,9 @@ def _index(path: str, size: int, changed: int) -> dict[str, Member]:
     with tarfile.open(path, "r:", tarinfo=Header) as archive:
         index: dict[str, Member] = {}
         for file in filter(tarfile.TarInfo.isreg, archive):
-            name = file.name.removeprefix("./")
-            if index.setdefault(name, member := Member(file.offset_data, file.size)) is not member:
+            if (name := file.name.removeprefix("./")) in index:
                 raise ReadError(f"it has {name} twice")
+            index[name] = Member(file.offset_data, file.size)
         return index
 
 

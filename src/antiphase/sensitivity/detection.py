@@ -27,16 +27,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from antiphase.errors import first_line
-from antiphase.sensitivity.layers import (
-    TOKENS_FIRST,
-    Call,
-    CentredBranch,
-    Layer,
-    Maps,
-    TracedBranch,
-    first_of,
-    gradients,
-)
+from antiphase.sensitivity import layers
+from antiphase.sensitivity.layers import Call, CentredBranch, Layer, Maps, TracedBranch, first_of, gradients
 
 _PROBES = 8  # random cotangents of the output
 _DEPENDENT = 1e-3  # relative size of what is left of slopes that are a combination of others
@@ -229,8 +221,7 @@ class Replay:
                 return replaced(maps) @ value
             if hides_maps(func):
                 hidden.append(f"{func.__name__} does not show its maps")
-            if (sides := subtraction(func, args, kwargs)) is not None:
-                differences.append(sides)
+            differences.extend(filter(None, [subtraction(func, args, kwargs)]))
             output = func(*args, **kwargs)
             if softmax_rows(func, args, kwargs, output):
                 return replaced(output)
@@ -276,7 +267,7 @@ def examine(call: Call) -> Detection:
     """Return what the maps of a called module are; raise NotAttention if it is not recognised."""
     reasons: list[NotAttention] = []
     for first in (False, True):
-        TOKENS_FIRST[call.module] = first
+        layers.TOKENS_FIRST[call.module] = first
         try:
             return _examined(call)
         except NotAttention as reason:
@@ -285,7 +276,7 @@ def examine(call: Call) -> Detection:
             raise
         except Exception as error:  # a module may fail on other tokens than its own in any way
             reasons.append(NotAttention(f"it cannot be run again with other tokens or maps ({first_line(error)})"))
-    del TOKENS_FIRST[call.module]
+    del layers.TOKENS_FIRST[call.module]
     raise reasons[0]
 
 
@@ -295,8 +286,7 @@ def _examined(call: Call) -> Detection:
         raise NotAttention("it is not given tokens of shape (batch, 3 or more, channels)")
     generator = torch.Generator().manual_seed(0)
     step = torch.randn(x.shape[2], generator=generator).to(x) * x.std() / 2
-    outer = _outer(call, x, step)
-    run = Replay(call, outer=outer)
+    run = Replay(call, outer=_outer(call, x, step))
     plain = run(x)
     if plain.output.ndim != 3 or plain.output.shape[:2] != x.shape[:2] or plain.maps.shape[-1] != x.shape[1]:
         raise NotAttention("its maps or its output are not of its tokens")
@@ -307,7 +297,7 @@ def _examined(call: Call) -> Detection:
     if not paired.any():
         raise NotAttention("its softmax rows are not scores of pairs of tokens")
     groups = _groups(plain.maps, paired.tolist())
-    run = Replay(call, groups, outer)
+    run = replace(run, groups=groups)
     plain = run(x)
     small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
     other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
@@ -335,7 +325,7 @@ def _examined(call: Call) -> Detection:
         moved[..., one] *= 0.3
         if not _agree(run(equal, moved).output, run(equal, plain.maps).output):
             raise NotAttention("its output is not an average of values")
-        return Detection(tuple(range(len(total))), (), None, groups, stamp, outer=outer)
+        return Detection(tuple(range(len(total))), (), None, groups, stamp, outer=run.outer)
     if len(positive) + len(negative) < len(total):
         raise NotAttention("it subtracts only some of its maps")
     if _lowest(total[positive][:, positive]) <= small**2:
@@ -366,7 +356,7 @@ def _examined(call: Call) -> Detection:
         moved[:, number] += error[:, number]
     if not (run(x, moved).output - plain.output).abs().max() <= 1e-2 * change:
         raise NotAttention("its output depends on more than the difference of its maps")
-    return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp, outer=outer)
+    return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp, outer=run.outer)
 
 
 def _outer(call: Call, x: Tensor, step: Tensor) -> int:
@@ -391,8 +381,7 @@ def _shares(weights: Tensor) -> Tensor:
 
 def _integral(run: Replay, x: Tensor, other: Tensor, plain: _Run, step: Tensor, small: float) -> Detection | None:
     """Return what the maps are if output i is a weighted row of A1 − λ·A2 + λ·(mean of A1 over the queries)."""
-    groups = run.groups
-    assert groups is not None
+    groups = run.groups or ()
     grams, sides = _slopes(run, x, means=True)
     totals = [one.sum((0, 1)) for one in (grams, _slopes(run, other, means=True)[0])]
     signs = _signs(sides, groups)
@@ -526,8 +515,7 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
 
     The sides are numbers of maps before equal ones are joined. ``means``: the slopes' means over queries are maps, too.
     """
-    single, groups = replace(run, groups=None), run.groups
-    assert groups is not None
+    single, groups = replace(run, groups=None), run.groups or ()
     with gradients(enabled=True):
         maps = single(x).maps.detach().requires_grad_()
         done = single(x, maps)
@@ -565,8 +553,7 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
 
 def _in_proportion(run: Replay, x: Tensor, small: float) -> bool:
     """Return whether of a number on the way to the output the slopes of two maps are in proportion: λ by channel."""
-    single, groups, generator = replace(run, groups=None), run.groups, torch.Generator().manual_seed(5)
-    assert groups is not None
+    single, groups, generator = replace(run, groups=None), run.groups or (), torch.Generator().manual_seed(5)
     with gradients(enabled=True):
         maps = single(x).maps.detach().requires_grad_()
         for tensor in single(x, maps).computed:
