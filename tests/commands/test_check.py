@@ -121,17 +121,59 @@ def test_a_module_without_maps_is_said_to_have_none():
     assert finding.text == "not recognised: it computes no softmax maps"
 
 
-def test_a_scale_that_cannot_be_told_is_unknown():
+@pytest.mark.parametrize("log", [False, True])
+def test_a_scale_that_cannot_be_told_is_unknown(log):
     class Learned(WithoutNorm):
         def __init__(self):
             super().__init__()
             self.temperature = nn.Parameter(torch.tensor(0.4))
 
         def scaled(self, q):
-            return q * self.temperature
+            return q * (self.temperature.exp() if log else self.temperature)
 
     (layer,) = ap.check(drawn(Learned)).layers
     assert next(one.state for one in layer.findings if one.about == "scale") == "unknown"
+
+
+def test_a_scale_is_told_behind_casts_and_rotary_positions():
+    class Rotary(WithoutNorm):
+        def scaled(self, q):
+            angle = torch.arange(q.shape[-2])[:, None] * torch.tensor([1.0, 0.1, 0.01])
+            cos, sin = (part.type_as(q).repeat(1, 2) for part in (angle.cos(), angle.sin().to(q)))
+            one, two = q.chunk(2, -1)
+            return torch.nan_to_num(q * cos + torch.cat([-two, one], -1) * sin) * q.shape[-1] ** -0.5
+
+    (layer,) = ap.check(drawn(Rotary)).layers
+    assert next((one.state, one.text) for one in layer.findings if one.about == "scale")[0] == "right"
+
+
+@pytest.mark.parametrize("function", [torch.abs, torch.relu, torch.square, lambda one: one.relu() / one.relu().sum()])
+def test_a_function_of_the_difference_is_said_to_be_one(function):
+    class Changed(V1):
+        def forward(self, x):
+            q, k, v = (tokens.unflatten(-1, (2, -1)).transpose(1, 2) for tokens in (self.q(x), self.k(x), self.v(x)))
+            one, two = ((q.chunk(2, -1)[at] @ k.chunk(2, -1)[at].mT).softmax(-1) for at in (0, 1))
+            return self.o((function(one - 0.4 * two) @ v).transpose(1, 2).flatten(2))
+
+    (layer,) = ap.check(drawn(Changed)).layers
+    ((about, text),) = off(ap.check(drawn(Changed)))
+    assert (layer.attention, layer.variant, about) == ("differential", None, "difference")
+    assert text.startswith("values are weighted by a function of A1 − λ·A2")
+
+
+def test_heads_in_a_list_are_no_layers():
+    class Heads(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.heads = nn.ModuleList(V1(depth=layer) for _ in range(2))
+
+        def forward(self, x):
+            return sum(head(x) for head in self.heads)
+
+    model = drawn(lambda: ap.models.VisionTransformer(Heads, **SIZES, depth=2))
+    layers = ap.check(model).layers
+    assert [layer.name for layer in layers] == [f"blocks.{at}.attn.heads.{head}" for at in (0, 1) for head in (0, 1)]
+    assert all(one.state == "right" for layer in layers for one in layer.findings)
 
 
 def test_layers_of_a_model_are_counted_and_the_caller_s_module_stays_as_it_is():

@@ -1,5 +1,7 @@
 """Attention that nobody registered is found by what it does, and nothing else is."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -156,6 +158,54 @@ def test_a_layout_that_was_found_for_one_sample_has_the_maps_of_each_of_three(na
     assert_close(maps.positive, one, rtol=1e-7, atol=1e-9)
     if two is not None:
         assert_close(maps.negative, two, rtol=1e-7, atol=1e-9)
+
+
+class Plain(nn.Module):
+    """Differential attention with one head; ``change`` makes what is subtracted of A2."""
+
+    def __init__(self, change=lambda two: own.LAM * two):
+        super().__init__()
+        self.q, self.k = (nn.Linear(own.DIM, 12) for _ in range(2))
+        self.v, self.o = nn.Linear(own.DIM, own.DIM), nn.Linear(own.DIM, own.DIM)
+        self.change = change
+        self.register_buffer("cache", torch.zeros(4, TOKENS, own.DIM))
+
+    def forward(self, x):
+        one, two = ((q @ k.mT).softmax(-1) for q, k in zip(self.q(x).chunk(2, -1), self.k(x).chunk(2, -1), strict=True))
+        self.cache[: len(x)] = self.v(x)
+        return self.o((one - self.change(two)) @ self.cache[: len(x)])
+
+
+def test_two_maps_subtracted_without_a_weight_have_a_lambda_of_1():
+    net, x = wild(Net(Plain(lambda two: two))), rand(2, TOKENS, 5)
+    (maps,) = attention_maps(net, x).values()
+    assert_close(maps.lam, torch.ones(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("hidden", [torch.detach, lambda two: two.data])
+def test_a_subtraction_past_the_gradients_is_not_taken_for_standard_attention(hidden):
+    def change(two):
+        return own.LAM * hidden(two) - 0.1 * two.flip(1)
+
+    with pytest.raises(UserError, match="past their gradients, as of detach"):
+        attention_maps(wild(Net(Plain(change))), rand(2, TOKENS, 5))
+
+
+@pytest.mark.parametrize(("name", "reason"), [("o.weight", "a projection that begins at 0"), ("lam", "λ = 0")])
+def test_what_has_no_effect_at_the_start_is_the_reason(name, reason):
+    net = wild(Net(Plain() if name == "o.weight" else Plain(lambda two: 0.0 * two)))
+    if name == "o.weight":
+        nn.init.zeros_(net.mix.o.weight)
+    with pytest.raises(UserError, match=f"does not depend on .* as of {reason}"):
+        attention_maps(net, rand(2, TOKENS, 5))
+
+
+def test_buffers_of_the_model_stay_free_of_gradients():
+    net = wild(Net(Plain()))
+    net.requires_grad_(True)
+    attention_maps(net, rand(2, TOKENS, 5))
+    assert not net.mix.cache.requires_grad
+    copy.deepcopy(net)
 
 
 @pytest.mark.parametrize("name", TRAPS)

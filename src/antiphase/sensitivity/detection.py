@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from antiphase.errors import first_line
@@ -234,10 +235,12 @@ class Replay:
         def moved(value: Any) -> Any:
             return given if isinstance(value, Tensor) and self.call.is_tokens(value) else value
 
-        given = self.call.batch_first(x)
+        given, module = self.call.batch_first(x), self.call.module
+        buffers = {name: one.clone() for name, one in module.named_buffers()}  # the module may write to them
         kwargs = {name: moved(value) for name, value in self.call.kwargs.items()}
         with TorchCalls(watch):
-            output = self.call.batch_first(first_of(self.call.module(given, *map(moved, self.call.args), **kwargs)))
+            output = functional_call(module, buffers, (given, *map(moved, self.call.args)), kwargs)
+        output = self.call.batch_first(first_of(output))
         if hidden or not parts:
             raise NotAttention(hidden[0] if hidden else "it computes no softmax maps")
         maps = torch.cat(parts, 1)
@@ -299,6 +302,8 @@ def _examined(call: Call) -> Detection:
     groups = _groups(plain.maps, paired.tolist())
     run = replace(run, groups=groups)
     plain = run(x)
+    if _agree(run(x, _uniform(plain.maps, seed=12)).output, plain.output):
+        raise NotAttention("its output does not depend on its maps here, as of a projection that begins at 0")
     small = max(_DEPENDENT, 20 * torch.finfo(plain.maps.dtype).eps)
     other = x.flip(1) + torch.randn(x.shape, generator=generator).to(x) * x.std()
     if not _values_are_of_tokens(run, x, plain.maps, step):
@@ -308,7 +313,7 @@ def _examined(call: Call) -> Detection:
     grams, sides = _slopes(run, x)
     total = grams.sum((0, 1))
     if not grams.isfinite().all() or (total.diagonal() <= 1e-12 * total.max()).any():
-        raise NotAttention("its output does not depend on one of its maps")
+        raise NotAttention("its output does not depend on one of its maps, as of λ = 0")
     positive, negative = _signs(sides, groups)
     stamp = _stamp(call.module)
     if not negative:
@@ -317,13 +322,7 @@ def _examined(call: Call) -> Detection:
         dependent = len(total) > 1 and len(used) and bool((_lowest(used) <= small**2).all())
         if dependent or _in_proportion(run, other, small):
             raise NotAttention("several of its maps weigh the same values")
-        # move weight between two tokens that are the same: Σ_j A_ij·v_j stays as it is
-        one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
-        equal, moved = x.clone(), plain.maps.clone()
-        equal[:, two] = x[:, one]
-        moved[..., two] += plain.maps[..., one] * 0.7
-        moved[..., one] *= 0.3
-        if not _agree(run(equal, moved).output, run(equal, plain.maps).output):
+        if not averages(run, x, plain.maps):
             raise NotAttention("its output is not an average of values")
         return Detection(tuple(range(len(total))), (), None, groups, stamp, outer=run.outer)
     if len(positive) + len(negative) < len(total):
@@ -357,6 +356,19 @@ def _examined(call: Call) -> Detection:
     if not (run(x, moved).output - plain.output).abs().max() <= 1e-2 * change:
         raise NotAttention("its output depends on more than the difference of its maps")
     return Detection(tuple(positive), tuple(subtrahends), lam if same else None, groups, stamp, outer=run.outer)
+
+
+@gradients(enabled=False)
+def averages(run: Replay, x: Tensor, maps: Maps) -> bool:
+    """Return whether the output is of Σ_j A_ij·v_j: between two equal tokens, weight of any sign may move."""
+    one, two = x.shape[1] // 2, x.shape[1] // 2 + 1
+    equal, moved = x.clone(), maps.clone()
+    equal[:, two] = x[:, one]
+    weight = 3 * _uniform(maps[..., one], seed=10) * maps.abs().mean()
+    moved[..., two] += weight
+    moved[..., one] -= weight
+    changes = [(run(tokens, moved).output - run(tokens, maps).output).abs().max() for tokens in (equal, x)]
+    return bool(changes[0] <= max(1e-3, 4 * torch.finfo(maps.dtype).eps ** 0.5) * changes[1])
 
 
 def _outer(call: Call, x: Tensor, step: Tensor) -> int:
@@ -481,19 +493,17 @@ def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: 
     maps[:, :, :, token] = 0
     maps[:, :, reader, token] = maps[:, :, reader].sum(-1)
     maps /= maps.sum(-1, keepdim=True)
-    fixed = run(x, maps).output
-    small = _ROUNDING * torch.finfo(x.dtype).eps * float(fixed.abs().max())
-
-    def only(output: Tensor, *rows: int) -> bool:
-        change = (output - fixed).abs().amax(-1)
-        allowed = torch.zeros_like(change, dtype=torch.bool)
-        allowed[0, list(rows)] = True
-        least = float(change[0, reader])
-        return least > small and bool((change[~allowed] <= 1e-2 * least + small).all())
-
-    other = maps.clone()
-    other[0, :, reader] = maps[0, :, reader].roll(1, -1)
-    return only(run(_moved(x, token, step), maps).output, reader, token) and only(run(x, other).output, reader)
+    for sized in (maps, maps * (_uniform(like[:1, :, :1, :1], seed=9) + 0.5)):  # if λ is 1, equal maps cancel
+        fixed, other = run(x, sized).output, sized.clone()
+        other[0, :, reader] = sized[0, :, reader].roll(1, -1)
+        outputs = run(_moved(x, token, step), sized).output, run(x, other).output
+        changes = [(output - fixed).abs().amax(-1) for output in outputs]
+        small = _ROUNDING * torch.finfo(x.dtype).eps * float(fixed.abs().max())
+        least = [float(change[0, reader]) for change in changes]
+        if min(least) > small:
+            break
+    changes[0][0, token] = changes[0][0, reader] = changes[1][0, reader] = 0  # these may change
+    return min(least) > small and all((one <= 1e-2 * of + small).all() for one, of in zip(changes, least, strict=True))
 
 
 def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
@@ -528,6 +538,11 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
             if means:
                 joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
             grams = grams + torch.einsum("bgij,bhij->bigh", joined, joined)
+        error = _uniform(maps, seed=11) * maps.detach()
+        step = max(1e-2, torch.finfo(maps.dtype).eps ** 0.5)
+        change = (single(x, maps.detach() + step * error).output - done.output).detach() / step
+        if ((change * u).sum() - (slopes * error).sum()).abs() > 0.1 * change.norm():
+            raise NotAttention("its maps act on its output past their gradients, as of detach")
 
         def slopes_of(tensor: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             slope = torch.zeros_like(maps)

@@ -32,11 +32,12 @@ _HALVES = "V2 by halves, whose maps weigh other values; expected neighbours: o[:
 _KEEPS = re.compile(
     "view|reshape|transpose|permute|chunk|split|unbind|__getitem__|select|narrow|unflatten|flatten|contiguous|expand|"
     "expand_as|repeat|repeat_interleave|(un)?squeeze|movedim|swapaxes|to|float|double|type_as|clone|detach|__get__|cat|"
-    "stack|(__i?r?)?(add|sub)(_|__)?|masked_fill_?|where|dropout|neg|roll"
+    "stack|(__i?r?)?(add|sub)(_|__)?|masked_fill_?|where|dropout|neg|roll|nan_to_num_?|max(imum)?"
 )
 _TIMES = re.compile("(__[ir]?)?mul(_|__)?|multiply")
 _OVER = re.compile("(__i?)?(true)?(_?div)(_|__|ide)?")
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum", "mm")
+_CASTS = ("to", "type_as")  # other tensors only tell a dtype
 _NONE_YET = ("linear", "layer_norm", "rms_norm", "group_norm")
 
 
@@ -90,6 +91,9 @@ class _Examination:
         self.lam = self.lambda_now().detach()
 
     def result(self, index: int | None) -> LayerCheck:
+        if not detection.averages(self.replay, self.replay.tokens, self.maps):
+            why = "values are weighted by a function of A1 − λ·A2, such as its positive part; expected A1 − λ·A2"
+            return LayerCheck(self.call.name, "differential", (Finding("difference", "off", why),))
         norm, ratio = self.norm(), len(self.detection.positive) // len({*self.detection.negative})
         learned = self.learned()
         initial = self.initial(learned)
@@ -269,7 +273,8 @@ class TorchCall(NamedTuple):
         if len(self.args) < 2 or not (over or _TIMES.fullmatch(self.name)):
             return None
         for factor in self.args[1:] if over else self.args[1::-1]:
-            if isinstance(factor, int | float) or (type(factor) is Tensor and factor.numel() == 1):
+            constant = type(factor) is Tensor and factor.numel() == 1 and not factor.requires_grad  # else it is learned
+            if isinstance(factor, int | float) or constant:
                 return 1 / (float(factor) or 1.0) if over else float(factor)
         return None
 
@@ -286,7 +291,7 @@ def traced(replay: detection.Replay, maps: Tensor | None = None) -> tuple[Any, l
         calls.append(TorchCall(getattr(func, "__name__", ""), args, tensors, output, is_softmax))
         return output
 
-    with gradients(enabled=False), detection.TorchCalls(note):
+    with gradients(enabled=True), detection.TorchCalls(note):  # what depends on parameters requires them
         return replay(replay.tokens, maps), calls
 
 
@@ -295,7 +300,8 @@ def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
     known: dict[int, tuple[float, int]] = {}  # factor and width, 0 before the product, by id of tensors
     scales: list[tuple[float, int] | None] = []
     for one in calls:
-        states = [known[id(tensor)] for tensor in one.tensors if id(tensor) in known]
+        tensors = one.tensors[:1] if one.name in _CASTS else one.tensors
+        states = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
         state = float("nan"), 0
         if one.is_softmax:
             scales.append(states[0] if states and states[0][1] else None)
@@ -308,7 +314,8 @@ def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
         elif states and all(other == states[0] for other in states) and _KEEPS.fullmatch(one.name):
             state = states[0]
         elif len(states) == 1 and _TIMES.fullmatch(one.name):  # such as by cosines of rotary positions
-            state = state if any(isinstance(tensor, nn.Parameter) for tensor in one.tensors) else states[0]
+            others = [tensor for tensor in tensors if id(tensor) not in known]
+            state = state if any(tensor.requires_grad for tensor in others) else states[0]
         elif not states:
             continue
         outputs = one.output if isinstance(one.output, tuple | list) else (one.output,)
@@ -397,8 +404,16 @@ def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCh
         except Exception:  # the user's code may make float32 tensors; what else is wrong is said now
             calls = list(_calls(module.float(), options, torch.float32))
     single = len(calls) == 1 and not calls[0].name
-    checks = [examined_layer(call, index if single else number) for number, call in enumerate(calls)]
+    numbers = [index] if single else _layer_numbers([call.name.partition("@")[0] for call in calls])
+    checks = [examined_layer(call, number) for call, number in zip(calls, numbers, strict=True)]
     return ModuleCheck(spec, tuple(checks))
+
+
+def _layer_numbers(names: list[str]) -> list[int | None]:
+    """Return the layer of each module, by the first number in its name; None for a list's own: layers, or heads."""
+    blocks = [(re.match(r"(.*?\.)?\d+(?=\.)", name) or [name])[0] for name in names]
+    layers = list(dict.fromkeys(blocks))
+    return [None if re.search(r"(^|\.)\d+$", block) and block in names else layers.index(block) for block in blocks]
 
 
 def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iterator[Call]:
@@ -420,7 +435,7 @@ def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iter
     images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     run = default_call(module, images)
     calls, others = observe(module, images, run, None, watch=True)
-    for one in others:
+    for one in {one.module: one for one in others}.values():
         args, kwargs = until(run, one.module, images)
         calls.append(make_call(one.name, one.module, args, kwargs, one.module(*args, **kwargs)))
     if not calls:
@@ -433,18 +448,18 @@ def _of_tokens(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> 
     """Return the call of a module on tokens of the first width that it takes, or why it takes none."""
     linear = [part.in_features for part in module.modules() if isinstance(part, nn.Linear)]
     sizes = [size for parameter in module.parameters() for size in parameter.shape[::-1]]
-    why = "it has no parameters"
+    why = ""  # of the first, which is the likeliest
     for dim in [options.dim] if options.dim else dict.fromkeys([*linear, *sizes]):
         x = torch.randn(4, options.tokens, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
         try:
             output: Any = first_of(module(x))
         except Exception as error:  # the user's code
-            why = f"{type(error).__name__}: {first_line(error)}"
+            why = why or f"{type(error).__name__}: {first_line(error)}"
             continue
         if isinstance(output, Tensor) and output.ndim == 3 and output.shape[:2] == x.shape[:2]:
             return Call("", module, x, None, (), {}, output)
-        why = "its output is not of shape (batch, tokens, channels)"
-    return why
+        why = why or "its output is not of shape (batch, tokens, channels)"
+    return why or "it has no parameters"
 
 
 class _FromParts(nn.Module):
