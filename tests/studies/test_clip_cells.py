@@ -18,10 +18,9 @@ from antiphase.data import load_pairs
 from antiphase.data.shards import CC12M
 from antiphase.errors import UserError
 from antiphase.evaluation import features
-from antiphase.evaluation.localisation import localise
 from antiphase.evaluation.metrics import ROW_SCHEMA
 from antiphase.models import checkpoints, clip, diffclip, load_model, write_model
-from antiphase.sensitivity.relevance import chefer_relevance
+from antiphase.sensitivity.relevance import chefer_relevance, localise
 from antiphase.studies.cells import FACTORS, Evaluate, Relevance, TrainClip, given
 from antiphase.studies.cells.evaluate import COMBINED, FEATURES_FOLDER, NEGATIVE, POSITIVE
 from antiphase.studies.papers.diffclip.bench import bench, models, released

@@ -37,6 +37,7 @@ _SHARE = 1e-4  # of the largest λ of a subtrahend; what is smaller is rounding
 _SCALES = (1.0, 0.3, 0.1)  # of the tokens: maps may be too peaked to see all scores
 _LAMBDA = 1e-3  # relative difference of one λ at two inputs
 _ROUNDING = 50  # relative rounding error, in units of the dtype's
+HIDES_MAPS = ("flex_attention", "multi_head_attention_forward")  # calls of torch
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
 _MINUS, _MINUS_REVERSED = {"sub", "__sub__", "sub_", "__isub__", "subtract"}, {"rsub", "__rsub__"}
 
@@ -85,14 +86,14 @@ def detected_layer(module: nn.Module, call: Call) -> Layer:
     two = TracedBranch(lambda x: run(x).maps[:, negative], tokens)
     lam, lambda_of = None if detection.lam is None else detection.lam.to(tokens), None
     if lam is None and negative:
-        lambda_of = _lambda_of_tokens(call, detection)
+        lambda_of = lambda_of_tokens(call, detection)
         lam = lambda_of(tokens)
     subtracted = CentredBranch(one, two) if detection.integral else two if negative else None
     tangent = None if call.tangent is None else call.batch_first(call.tangent)
     return Layer(call.name, tokens, one, subtracted, lam, finish, tangent, lambda_of=lambda_of)
 
 
-def _lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Tensor]:
+def lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Tensor]:
     """Return λ of each query as a function of the tokens, with derivatives: it solves for the slopes at fixed maps."""
     run, positive, negative = Replay(call, outer=detection.outer), detection.positive, detection.negative
     maps, subtrahends = run(run.tokens).maps.detach(), sorted(set(negative))
@@ -105,6 +106,7 @@ def _lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Te
             (slopes,) = pull(torch.randn(output.shape, generator=generator).to(output.dtype).to(x.device))
             joined = _joined(slopes, detection.groups)
             one, two = joined[:, positive], joined[:, subtrahends]
+            one = one + joined[:, negative].mean(2, keepdim=True) if detection.integral else one
             squares = squares + torch.einsum("bgij,bhij->bigh", one, one)
             products = products + torch.einsum("bgij,bhij->bigh", one, two)
         size = squares.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].detach()  # pyright: ignore
@@ -150,11 +152,6 @@ def is_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output:
     """Return whether a call of torch is a softmax over the last axis."""
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return getattr(func, "__name__", "") == "softmax" and isinstance(output, Tensor) and axis in (-1, output.ndim - 1)
-
-
-def hides_maps(func: Any) -> bool:
-    """Return whether a call of torch is of attention that keeps its maps to itself."""
-    return getattr(func, "__name__", "") in ("flex_attention", "multi_head_attention_forward")
 
 
 def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> set[int]:
@@ -220,7 +217,7 @@ class Replay:
             if func is F.scaled_dot_product_attention:
                 maps, value = _softmax_and_values(*args, **kwargs)
                 return replaced(maps) @ value
-            if hides_maps(func):
+            if getattr(func, "__name__", "") in HIDES_MAPS:
                 hidden.append(f"{func.__name__} does not show its maps")
             differences.extend(filter(None, [subtraction(func, args, kwargs)]))
             output = func(*args, **kwargs)
@@ -365,8 +362,7 @@ def averages(run: Replay, x: Tensor, maps: Maps) -> bool:
     equal, moved = x.clone(), maps.clone()
     equal[:, two] = x[:, one]
     weight = 3 * _uniform(maps[..., one], seed=10) * maps.abs().mean()
-    moved[..., two] += weight
-    moved[..., one] -= weight
+    moved[..., [one, two]] += torch.stack([-weight, weight], -1)
     changes = [(run(tokens, moved).output - run(tokens, maps).output).abs().max() for tokens in (equal, x)]
     return bool(changes[0] <= max(1e-3, 4 * torch.finfo(maps.dtype).eps ** 0.5) * changes[1])
 

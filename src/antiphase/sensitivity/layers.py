@@ -247,8 +247,8 @@ class Call:
 
     def batch_first(self, tensor: Tensor) -> Tensor:
         """Exchange the first two axes if the tokens of the module come before the batch."""
-        stated = getattr(self.module, "batch_first", True) is False  # as of torch's
-        return tensor.transpose(0, 1) if TOKENS_FIRST.get(self.module, stated) else tensor
+        stated = getattr(self.module, "batch_first", True)  # as of torch's
+        return tensor.transpose(0, 1) if TOKENS_FIRST.get(self.module, stated is False) else tensor
 
 
 @dataclass(frozen=True)

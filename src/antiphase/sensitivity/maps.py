@@ -124,7 +124,8 @@ def observe(
             subtracted.add(minus[0].shape)
         sides = dict(zip(("query", "key"), args, strict=False)) | kwargs
         fused = func is scaled_dot_product_attention and sides["query"].shape[-2] == sides["key"].shape[-2]
-        makes_maps = fused or detection.hides_maps(func) or detection.softmax_rows(func, args, kwargs, output)
+        hidden = getattr(func, "__name__", "") in detection.HIDES_MAPS
+        makes_maps = fused or hidden or detection.softmax_rows(func, args, kwargs, output)
         if makes_maps and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
         return output

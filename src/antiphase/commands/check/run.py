@@ -21,7 +21,7 @@ from antiphase.models.schemes.scheme import Wanted
 from antiphase.registry import MODELS, find
 from antiphase.sensitivity import detection
 from antiphase.sensitivity.attention_adapters import find_adapter, guessed
-from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients, leaf
+from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients
 from antiphase.sensitivity.maps import default_call, make_call, observe, take_apart, until
 from antiphase.terminal import console, say
 
@@ -37,7 +37,6 @@ _KEEPS = re.compile(
 _TIMES = re.compile("(__[ir]?)?mul(_|__)?|multiply")
 _OVER = re.compile("(__i?)?(true)?(_?div)(_|__|ide)?")
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "einsum", "mm")
-_CASTS = ("to", "type_as")  # other tensors only tell a dtype
 _NONE_YET = ("linear", "layer_norm", "rms_norm", "group_norm")
 
 
@@ -67,9 +66,8 @@ def examined_layer(call: Call, index: int | None) -> LayerCheck:
         try:
             examined = detection.examine(call)
         except detection.NotAttention as reason:
-            finding = Finding("attention", "unknown", f"not recognised: {reason}")
-            if paired_by_halves(call):
-                finding = Finding("pairing", "off", _HALVES)
+            halves = Finding("pairing", "off", _HALVES) if paired_by_halves(call) else None
+            finding = halves or Finding("attention", "unknown", f"not recognised: {reason}")
             return LayerCheck(call.name, "unknown", (finding,))
         try:
             if examined.negative:
@@ -95,8 +93,7 @@ class _Examination:
             why = "values are weighted by a function of A1 − λ·A2, such as its positive part; expected A1 − λ·A2"
             return LayerCheck(self.call.name, "differential", (Finding("difference", "off", why),))
         norm, ratio = self.norm(), len(self.detection.positive) // len({*self.detection.negative})
-        learned = self.learned()
-        initial = self.initial(learned)
+        initial = self.initial(learned := self.learned())
         early, factor = self.factor(initial) if norm else (False, None)
         rescaled = factor is not None and abs(factor - 1) > _SAME
         integral = self.detection.integral
@@ -117,11 +114,8 @@ class _Examination:
             findings += [] if integral or norm is False else [_of_factor(factor, initial)]
         return LayerCheck(self.call.name, "differential", tuple(findings), variant, float(self.lam.mean()))
 
-    def run(self, maps: Tensor) -> Any:
-        return traced(self.replay, maps)
-
     def scale(self) -> Finding:
-        scales = score_scales(self.run(self.maps)[1])
+        scales = score_scales(traced(self.replay, self.maps)[1])
         told = [one for one in scales if one and one[0] == one[0]]  # not NaN
         wrong = [one for one in told if abs(one[0] * one[1] ** 0.5 - 1) > _SAME]
         if not wrong and (not told or len(told) < len(scales)):
@@ -134,16 +128,7 @@ class _Examination:
     def lambda_now(self) -> Tensor:
         """Return λ, (batch, heads, queries), from the slopes of the maps, with a graph to the parameters."""
         with gradients(enabled=True):
-            maps, generator = leaf(self.maps), torch.Generator().manual_seed(7)
-            output = self.replay(self.replay.tokens, maps).output
-            probes = torch.randn(8, *output.shape, generator=generator).to(output)
-            grads = [torch.autograd.grad(output, maps, probe, create_graph=True)[0] for probe in probes]
-            one, two = (torch.stack(grads, 1)[:, :, [*at]] for at in (self.detection.positive, self.detection.negative))
-            one = one + two.mean(3, keepdim=True) if self.detection.integral else one
-            squares, products = (torch.einsum("bpgij,bphij->bigh", one, other) for other in (one, two))
-            size = squares.detach().diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-            ridge = (1e-13 * size + 1e-300) * torch.eye(one.shape[2]).to(size)
-            return -torch.linalg.solve(squares + ridge, products).diagonal(dim1=-2, dim2=-1).mT
+            return detection.lambda_of_tokens(self.call, self.detection)(self.replay.tokens)
 
     def lambda_with(self, names: Sequence[str], noise: float) -> Tensor:
         """Return λ with some parameters and buffers at 0, or at random where they are."""
@@ -199,7 +184,7 @@ class _Examination:
 
     def norm(self) -> bool | None:
         """Return whether the output forgets the size of the difference, or is linear in it; None if neither."""
-        zero, one, two = (self.run(times * self.maps)[0].output for times in (0.0, _SMALL, _LARGE))
+        zero, one, two = (traced(self.replay, times * self.maps)[0].output for times in (0.0, _SMALL, _LARGE))
         change, more = one - zero, two - one
         if more.abs().max() < _SAME * change.abs().max():
             return True
@@ -209,7 +194,7 @@ class _Examination:
         """Return whether 1 − λ_init multiplies what the norm removes, and what multiplies what the norm returns."""
         times = (_SMALL * self.maps, _LARGE * self.maps, _LARGE * self.maps.flip(-1))
         early, factor, right = False, 1.0, 1 - (initial or 0.0)
-        for calls in zip(*(self.run(maps)[1] for maps in times), strict=True):
+        for calls in zip(*(traced(self.replay, maps)[1] for maps in times), strict=True):
             factor = 1.0 if calls[0].is_softmax else factor  # what comes before the maps is the scale
             if (number := calls[0].number) is None:
                 continue
@@ -300,7 +285,7 @@ def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
     known: dict[int, tuple[float, int]] = {}  # factor and width, 0 before the product, by id of tensors
     scales: list[tuple[float, int] | None] = []
     for one in calls:
-        tensors = one.tensors[:1] if one.name in _CASTS else one.tensors
+        tensors = one.tensors[:1] if one.name in ("to", "type_as") else one.tensors  # the others tell a dtype
         states = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
         state = float("nan"), 0
         if one.is_softmax:
@@ -412,8 +397,8 @@ def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCh
 def _layer_numbers(names: list[str]) -> list[int | None]:
     """Return the layer of each module, by the first number in its name; None for a list's own: layers, or heads."""
     blocks = [(re.match(r"(.*?\.)?\d+(?=\.)", name) or [name])[0] for name in names]
-    layers = list(dict.fromkeys(blocks))
-    return [None if re.search(r"(^|\.)\d+$", block) and block in names else layers.index(block) for block in blocks]
+    number = {block: number for number, block in enumerate(dict.fromkeys(blocks))}
+    return [None if re.search(r"(^|\.)\d+$", block) and block in names else number[block] for block in blocks]
 
 
 def _calls(module: nn.Module, options: CheckOptions, dtype: torch.dtype) -> Iterator[Call]:

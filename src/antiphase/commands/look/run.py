@@ -27,12 +27,11 @@ from antiphase.commands.result import Result, in_files, listed
 from antiphase.commands.run_folder import finished
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import enlarge
 from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.report.figure import new_figure, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
-from antiphase.sensitivity.relevance import METHODS, NoSecondMap
+from antiphase.sensitivity.relevance import METHODS, NoSecondMap, enlarge
 from antiphase.terminal import console, progress_bar, say
 
 _AT_ONCE = 8  # images through a model; affects no map

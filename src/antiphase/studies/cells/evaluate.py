@@ -17,13 +17,12 @@ from antiphase.data.images import model_images
 from antiphase.data.sources import EMOJI_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
-from antiphase.evaluation.localisation import enlarge, localise
 from antiphase.evaluation.mmvp import MmvpSet
 from antiphase.evaluation.tasks import find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder
 from antiphase.processes import Process
-from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map
+from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map, enlarge, localise
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.spec import Lab
 from antiphase.terminal import progress_bar

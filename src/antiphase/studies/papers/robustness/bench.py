@@ -111,9 +111,6 @@ class RobustnessBench:
         how: dict[str, Any] = {"limit": self.clip_images, "prompt": self.prompt or None, "seed": seed}
         return Attack(model=model, data=data, eps=tuple(eps), attack=attack, settings=chosen, **how)
 
-    def clip_accuracy(self, model: diffclip.Clip, data: str) -> Accuracy:
-        return Accuracy(model=model, data=data, limit=self.clip_images)
-
 
 BENCHES = PAPER.benches(RobustnessBench)
 

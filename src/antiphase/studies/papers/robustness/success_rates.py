@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.data.sources import source_of
+from antiphase.studies.cells import Accuracy
 from antiphase.studies.claims import Check, Unit, higher, no_worse, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SAMPLE, SEED, difference, estimates, gaps, peak, trend
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Panel, Table, panels, tables
@@ -87,7 +88,7 @@ def _clip_study(
     def cells(profile: Profile) -> list[Cell]:
         clips, sizes = attacked_clips(profile), bench(profile)
         made = [sizes.clip_attack(*clip, **how) for clip in clips for how in attacks(profile)]
-        return [*made, *(sizes.clip_accuracy(*clip) for clip in clips)]
+        return [*made, *(Accuracy(model=one, data=data, limit=sizes.clip_images) for one, data in clips)]
 
     def checks(rows: RowsByTable) -> Checks:
         frame = rows["attack"]

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from antiphase.errors import UserError
-from antiphase.evaluation.localisation import enlarge, localise
+from antiphase.sensitivity.relevance import enlarge, localise
 
 
 def mask(*rows):
