@@ -534,9 +534,8 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
             if means:
                 joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
             grams = grams + torch.einsum("bgij,bhij->bigh", joined, joined)
-        error = _uniform(maps, seed=11) * maps.detach()
-        step = max(1e-2, torch.finfo(maps.dtype).eps ** 0.5)
-        change = (single(x, maps.detach() + step * error).output - done.output).detach() / step
+        error = max(1e-2, torch.finfo(maps.dtype).eps ** 0.5) * _uniform(maps, seed=11) * maps.detach()
+        change = (single(x, maps.detach() + error).output - done.output).detach()
         if ((change * u).sum() - (slopes * error).sum()).abs() > 0.1 * change.norm():
             raise NotAttention("its maps act on its output past their gradients, as of detach")
 
