@@ -325,7 +325,7 @@ def shortened(text: str, length: int = 36) -> str:
     return text if len(text) <= length else f"{text[:head]}…{text[head + 1 - length :]}"
 
 
-def add_legend(place: Axes | Figure, entries: Mapping[str, Any], loc: str = "best", **how: Any) -> None:
+def add_legend(place: Axes | Figure, entries: Mapping[str, Any], loc: Any = "best", **how: Any) -> None:
     """Draw a legend of artists by label; labels are not read as formulas."""
     legend = place.legend(list(entries.values()), ["label"] * len(entries), frameon=False, loc=loc, **how)
     for text, label in zip(legend.get_texts(), entries, strict=True):

@@ -525,19 +525,19 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
     with gradients(enabled=True):
         maps = single(x).maps.detach().requires_grad_()
         done = single(x, maps)
+        error = max(1e-2, torch.finfo(maps.dtype).eps ** 0.5) * _uniform(maps, seed=11) * maps.detach()
+        change = (single(x, maps.detach() + error).output - done.output).detach()
         generator = torch.Generator().manual_seed(2)
         grams: Any = 0.0
         for _ in range(_PROBES):
             u = torch.randn(done.output.shape, generator=generator).to(done.output)
             (slopes,) = torch.autograd.grad(done.output, maps, u, retain_graph=True)
+            if ((change * u).sum() - (slopes * error).sum()).abs() > 0.1 * change.norm():
+                raise NotAttention("its maps act on its output past their gradients, as of detach")
             joined = _joined(slopes, groups)
             if means:
                 joined = torch.cat([joined, joined.mean(2, keepdim=True).expand_as(joined)], 1)
             grams = grams + torch.einsum("bgij,bhij->bigh", joined, joined)
-        error = max(1e-2, torch.finfo(maps.dtype).eps ** 0.5) * _uniform(maps, seed=11) * maps.detach()
-        change = (single(x, maps.detach() + error).output - done.output).detach()
-        if ((change * u).sum() - (slopes * error).sum()).abs() > 0.1 * change.norm():
-            raise NotAttention("its maps act on its output past their gradients, as of detach")
 
         def slopes_of(tensor: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             slope = torch.zeros_like(maps)
