@@ -19,6 +19,7 @@ from tests import needs
 
 SITE = Path(os.environ.get("ANTIPHASE_SITE", "/nowhere"))
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+PARTS = 4  # of the pages, for several workers
 built = pytest.mark.skipif(not PAGES, reason="no site: ANTIPHASE_SITE=DIR uv run --group docs mkdocs build")
 pytestmark = [built, pytest.mark.thorough]
 
@@ -204,13 +205,14 @@ def test_the_home_page_has_one_claim_one_picture_and_a_report():
 
 
 @needs.browser
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("width", [1280, 390])
-def test_every_page_loads_fits_and_asks_no_other_host(browser, address, width):
+def test_every_page_loads_fits_and_asks_no_other_host(browser, address, width, part):
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     nothing = {"page": 0, "wide": [], "equations": 0, "broken": 0, "pictures": []}
     wrong = {}
-    for page in PAGES:
+    for page in PAGES[part::PARTS]:
         if page == "404.html":
             continue
         for log in ("browser", "performance"):
