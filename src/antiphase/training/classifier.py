@@ -214,9 +214,7 @@ def check_data(recipe: Recipe, train: ImageSet) -> None:
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")
     if classes < 2:
-        raise UserError(
-            f"{train.name} has one class, {shown(train.class_names[0])}; expected two or more to tell apart"
-        )
+        raise UserError(f"{train.name} has one class, {shown(train.class_names[0])}; expected two or more")
     if classes != model.num_classes:
         raise UserError(f"{train.name} has {classes} classes; the model expects {model.num_classes}")
 
