@@ -40,9 +40,26 @@ class Differing(Attention):
         self.lam = 0.5
 
 
+class Subtracting(nn.Module):
+    """Differential attention, of which names and known parts tell nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.MultiheadAttention(6, 2), nn.MultiheadAttention(6, 2)
+
+    def forward(self, x):
+        return self.one(x, x, x)[0] - 0.5 * self.two(x, x, x)[0]
+
+
 class Overriding(Attention):
     def forward(self, x):
         return 2 * super().forward(x)
+
+
+class Around(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
 
 
 class Averaging(nn.Module):
@@ -66,6 +83,9 @@ KINDS = {
     "a user's subclass with another forward": (lambda: block(Overriding(6, 2)), "unknown"),
     "a user's, by its parts": (lambda: block(Mixer()), "unknown"),
     "a user's, by its class": (lambda: block(ReluAttention()), "unknown"),
+    "a user's, of standard parts": (lambda: block(Subtracting()), "unknown"),
+    "a user's, without a name that tells": (lambda: block(Averaging()), "unknown"),
+    "a user's, around differential attention": (lambda: Around(DiffAttention(6, 2)), "differential"),
     "standard and unknown": (lambda: nn.Sequential(Attention(6, 2), ReluAttention()), "unknown"),
     "standard and differential": (lambda: nn.Sequential(Attention(6, 2), DiffAttention(6, 2)), "differential"),
     "no attention": (lambda: block(nn.Conv2d(1, 1, 1)), "none"),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 
 from antiphase.errors import UserError
 from antiphase.files import room
-from antiphase.studies.plan import make_plan
+from antiphase.studies.plan import expected, make_plan
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Lab
 from antiphase.studies.store import ROWS_FILE, Store, identity
@@ -51,6 +52,15 @@ def test_every_cell_runs_once_and_what_is_needed_comes_first(store):
     assert rows["value"].to_list() == [2.0, 3.0, 4.0]
     run(cells(3), store)
     assert set(log(store).values()) == {1}
+
+
+def test_a_cell_is_expected_to_take_as_long_as_the_same_of_other_seeds():
+    took = {"small, seed 0": 1.0, "small, seed 1": 3.0, "large seed 0, late": 20.0}
+    finished = [SimpleNamespace(table="train", label=label) for label in took]
+    records = SimpleNamespace(record=lambda cell: {"whole": True, "seconds": took[cell.label]})
+    seconds = {"small, seed 12": 2.0, "large seed 3, late": 20.0, "another, seed 0": 8.0}
+    for label, expectation in seconds.items():
+        assert expected([SimpleNamespace(table="train", label=label)], finished, records) == expectation
 
 
 def test_what_is_finished_says_what_it_is_and_how_it_was_made(store):

@@ -37,10 +37,17 @@ Model = TypeVar("Model", bound=nn.Module)
 def attention_kind(model: nn.Module) -> AttentionKind:
     """Return the kind of attention of a model, as far as its modules' classes tell.
 
-    A module that looks like attention by the names of its class, submodules or parameters, but is not known or has a
-    ``forward`` of the user's, is ``"unknown"``.
+    It is ``"unknown"`` if a module that is not known looks like attention by the names of its class, submodules or
+    parameters, or is the user's own code: only running that would tell.
     """
-    return strongest({kind for _, kind in attention_modules(model)})
+    kinds = {kind for _, kind in attention_modules(model)}
+    return strongest(kinds | {"unknown"} if _runs_own_code(model) else kinds)
+
+
+def _runs_own_code(module: nn.Module) -> bool:
+    if _known(module) or isinstance(module, torch.fx.GraphModule):  # a graph was read
+        return False
+    return _is_users(type(module)) or "forward" in vars(module) or any(map(_runs_own_code, module.children()))
 
 
 def strongest(kinds: Set[AttentionKind]) -> AttentionKind:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import pkgutil
+import re
 import statistics
 import sys
 from collections import Counter
@@ -50,13 +51,18 @@ def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
 
 
 def expected(cells: Sequence[Cell], among: Sequence[Cell], store: Reader) -> float:
-    """Estimate the seconds of cells: as long as finished cells of their table ``among`` some took, uninterrupted."""
+    """Estimate the seconds of cells: what finished ones ``among`` some took, of any seed; else those of their table."""
     seconds: dict[str, list[float]] = {}
     for cell in among:
         if (record := store.record(cell)) and record["whole"]:
-            seconds.setdefault(cell.table, []).append(record["seconds"])
-    rates = {table: statistics.mean(values) for table, values in seconds.items()}
-    return sum(rates.get(cell.table, _USUAL.get(cell.table, 10.0)) for cell in cells)
+            for name in (cell.table, _any_seed(cell)):
+                seconds.setdefault(name, []).append(record["seconds"])
+    rates = {name: statistics.mean(values) for name, values in seconds.items()}
+    return sum(rates.get(_any_seed(cell), rates.get(cell.table, _USUAL.get(cell.table, 10.0))) for cell in cells)
+
+
+def _any_seed(cell: Cell) -> str:
+    return f"{cell.table} {re.sub(r'seed [0-9]+', '', cell.label)}"
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,15 @@ def describe(plan: Plan) -> str:
     if not plan.missing:
         return f"{len(plan.cells)} cells, all there"
     parts = ", ".join(f"{count} {table}" for table, count in Counter(cell.table for cell in plan.missing).items())
-    time = f"about {duration(plan.seconds)} in one worker"
-    return f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): {time}"
+    return (
+        f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): about {duration(plan.seconds)} in one worker"
+    )
 
 
 @lru_cache
 def known_studies() -> dict[str, Study]:
     """Return the studies of the package by name: the robustness paper first, in the order of each paper; ours last."""
-    walk = pkgutil.walk_packages
-    names = [one.name for package in (papers, own) for one in walk(package.__path__, f"{package.__name__}.")]
+    names = [one.name for part in (papers, own) for one in pkgutil.walk_packages(part.__path__, f"{part.__name__}.")]
     modules = map(importlib.import_module, names)
     studies = [value for module in modules for value in vars(module).values() if isinstance(value, Study)]
     studies.sort(key=lambda study: (study.paper != "robustness", study.paper, _order(study.label)))
