@@ -66,16 +66,14 @@ def _deep_cells(profile: Profile) -> list[Cell]:
     return made
 
 
-def _deep_checks(rows: RowsByTable) -> Checks:
-    found = defence.defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0])
-    return {**found, "fast-gap-remains": defence.gap_remains(rows, DIFFVIT, "fast")}
-
-
 DEFENCE_DEEP = PAPER.study(
     "defence-deep",
     _deep_cells,
     lambda rows: Artefact([], defence.draw_defences(rows, "defence-deep")[1]),
-    _deep_checks,
+    lambda rows: (
+        defence.defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0])
+        | {"fast-gap-remains": defence.gap_remains(rows, DIFFVIT, "fast")}
+    ),
     partial(shown_settings, depths=(DEEP,), count=DEEP_SEEDS),
     by_data=True,
 )

@@ -27,6 +27,7 @@ from antiphase.studies.results import Result
 from antiphase.studies.scale import IN_SHORT
 
 _WIDE_AND_NARROW = (("", False), ("-narrow", True))
+_FRACTION = re.compile(r"-?\d+(?:\.\d+)?e[+-]?\d+|-?\d+\.\d+")
 
 
 def summary(results: Sequence[Result], template: str, folder: str = "", **values: Any) -> str:
@@ -125,11 +126,13 @@ def _write_study(result: Result, findings: Path) -> None:
 def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -> None:
     """Draw a picture that ends with a digest of its data and of the code that draws it, unless that one is there.
 
-    Its bytes, which may depend on the processor and on the version of matplotlib, so change only with its content.
+    Its bytes, which depend on the processor and on matplotlib's version, so change only with its content; the digest
+    is of rounded numbers, since their last digits depend on the processor, too.
     """
     text = Path(str(code.__file__)).read_text(encoding="utf-8")
     text += figures.for_both_schemes("<svg>")
-    mark = f"<!-- {hashlib.sha256((data + text).encode()).hexdigest()[:16]} -->"
+    rounded = _FRACTION.sub(lambda found: f"{round(float(found[0]), 9) + 0.0:.6g}", data)
+    mark = f"<!-- {hashlib.sha256((rounded + text).encode()).hexdigest()[:16]} -->"
     if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
         write_text(path, f"{figures.for_both_schemes(figures.text_svg(draw()))}{mark}\n")
 

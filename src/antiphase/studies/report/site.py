@@ -125,9 +125,9 @@ def studied(options: StudyOptions) -> RunResult:
             pack = Pack(Path(name))
             list(pack_studies(PackOptions(**chosen, store=options.store, rows=options.rows, to=pack.root), small=False))
         files, studies = pack.files_of(cells), results_of(StudyOptions(**chosen, rows=pack.root))
-    if any(study.claims for study in studies):
-        table = io.BytesIO()
-        pl.read_csv(tables.claims_csv(studies).encode(), infer_schema_length=None).write_parquet(table)
+    checks = tables.check_frame((study, claim) for study in studies for claim in study.claims)
+    if len(checks):
+        checks.write_parquet(table := io.BytesIO())
         files["claims.parquet"] = table.getvalue()
     files[_CHOICE] = options.model_dump_json(include=_CHOSEN).encode()
     found = StudyResult("study run", files, options.place.resolve())

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +117,7 @@ def claims_sheets(results: Sequence[Result], pages: Sequence[str] = ()) -> list[
             PAPERS.get(paper, paper),
             ("claim", "verdict", "estimates [95 % interval]", "study"),
             tuple(_claim_row(result, claim, page_of[id(result)]) for result, claim in pairs),
-            _check_frame(pairs).write_csv(),
+            check_frame(pairs).write_csv(),
         )
         for paper, pairs in words.by_source(results).items()
     ]
@@ -153,7 +153,7 @@ def check_sheet(result: Result, claim: Claim, file: str) -> Sheet:
         told = _verdict(verdict) if check.decides else StudyField("–")
         rows.append((StudyField(check.what, kind="name"), estimate, n, told))
     columns = ("difference, claimed to be above 0", "estimate [95 % interval]", "n", "verdict")
-    return Sheet(file, claim.statement, columns, tuple(rows), _check_frame([(result, claim)]).write_csv())
+    return Sheet(file, claim.statement, columns, tuple(rows), check_frame([(result, claim)]).write_csv())
 
 
 def _verdict(verdict: str, *notes: str) -> StudyField:
@@ -176,24 +176,20 @@ def studies_sheet(results: Sequence[Result], pages: Sequence[str]) -> Sheet:
     return Sheet("studies", "Studies", ("study", "paper", "claims", "cells", "profile", "seeds"), tuple(rows), "")
 
 
-def claims_csv(results: Sequence[Result]) -> str:
-    """Return every check of every claim as CSV with all digits; rates are fractions."""
-    return _check_frame([(result, claim) for result in results for claim in result.claims]).write_csv()
-
-
 def plain_claims(result: Result) -> dict[str, Any]:
     """Return a study's claims for JSON; an interval without end is null."""
     plain = []
     for claim in result.claims:
         own = {name: getattr(claim, name) for name in ("name", "source", "statement", "verdict")}
         own["seeds_needed"] = claim.seeds_needed if claim.verdict == "undecided" else None
-        checks = _check_frame([(result, claim)]).drop(_ABOUT).rename({"check": "what"})
+        checks = check_frame([(result, claim)]).drop(_ABOUT).rename({"check": "what"})
         plain.append(own | {"checks": json.loads(checks.write_json())})
     about = {"study": result.name, "paper": result.paper, "profile": result.profile}
     return about | {"seeds": list(result.seeds), "done": result.done, "cells": result.total} | {"claims": plain}
 
 
-def _check_frame(claims: Sequence[tuple[Result, Claim]]) -> pl.DataFrame:
+def check_frame(claims: Iterable[tuple[Result, Claim]]) -> pl.DataFrame:
+    """Return every check of some claims with all digits; rates are fractions."""
     rows = []
     for result, claim in claims:
         about = (result.paper, result.name, result.profile, claim.name, claim.source, claim.statement)
@@ -209,7 +205,7 @@ def models_tested(results: Sequence[Result], name: str) -> dict[str, str]:
     """Return the seeds and samples that claims were tested on, by the models in words, a setting of the studies."""
     groups: dict[str, list[pl.DataFrame]] = {}
     for result in results:
-        checks = _check_frame([(result, claim) for claim in result.claims if words.is_tested(claim)])
+        checks = check_frame([(result, claim) for claim in result.claims if words.is_tested(claim)])
         if len(checks):
             groups.setdefault(result.settings.get(name, result.label), []).append(checks)
     return {models: over(*frames, samples="samples") for models, frames in groups.items()}
