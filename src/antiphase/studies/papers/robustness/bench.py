@@ -194,27 +194,18 @@ def vit_study(
     draw: Callable[[RowsByTable], Artefact],
     checks: Callable[[RowsByTable], Checks],
     settings: Callable[[Profile], Mapping[str, str]] = settings,
-    *,
-    both: bool = True,
     slow: bool = False,
 ) -> Study:
-    """Return a study of ViTs, from both initial weights or from uniform ones alone.
-
-    A slow one, whose measurements take long at every depth, has fewer training seeds.
-    """
+    """Return a study of ViTs; a slow one, whose measurements take long at every depth, has fewer training seeds."""
 
     def few(profile: Profile) -> Profile:
         return replace(profile, seeds=profile.seeds_or(bench(profile).slow_seeds), asked=True)
 
-    def measured_in(profile: Profile) -> Sequence[Cell]:
-        made = cells(few(profile) if slow else profile)
-        return from_both(made, profile) if both else made
-
     def shown(profile: Profile) -> Mapping[str, str]:
-        about = {"seeds": len(few(profile).seeds) if both else 0, "laptop": profile.name == "laptop"}
+        about = {"seeds": len(few(profile).seeds), "laptop": profile.name == "laptop"}
         return {**settings(few(profile) if slow else profile), **PAPER.settings("starts", **about)}
 
-    return PAPER.study(name, measured_in, draw, checks, shown, by_data=True)
+    return PAPER.study(name, lambda p: from_both(cells(few(p) if slow else p), p), draw, checks, shown, by_data=True)
 
 
 slow_study = partial(vit_study, slow=True)

@@ -380,4 +380,4 @@ def _restart_checks(rows: RowsByTable) -> Checks:
     }
 
 
-FIGURE_6 = slow_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, vit_and_clip_settings, both=False)
+FIGURE_6 = slow_study("figure-6", _restart_cells, _draw_restarts, _restart_checks, vit_and_clip_settings)
