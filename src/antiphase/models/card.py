@@ -50,7 +50,7 @@ def _runs_own_code(module: nn.Module) -> bool:
     return _is_users(type(module)) or "forward" in vars(module) or any(map(_runs_own_code, module.children()))
 
 
-def strongest(kinds: Set[AttentionKind]) -> AttentionKind:
+def strongest(kinds: Set[str]) -> AttentionKind:
     """Return the kind of a model whose modules have these kinds of attention."""
     order: tuple[AttentionKind, ...] = ("differential", "unknown", "softmax")
     return next((kind for kind in order if kind in kinds), "none")  # pyright: ignore[reportReturnType]

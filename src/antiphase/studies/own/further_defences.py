@@ -70,10 +70,10 @@ DEFENCE_DEEP = PAPER.study(
     "defence-deep",
     _deep_cells,
     lambda rows: Artefact([], defence.draw_defences(rows, "defence-deep")[1]),
-    lambda rows: (
-        defence.defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0])
-        | {"fast-gap-remains": defence.gap_remains(rows, DIFFVIT, "fast")}
-    ),
+    lambda rows: {
+        **defence.defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0]),
+        "fast-gap-remains": defence.gap_remains(rows, DIFFVIT, "fast"),
+    },
     partial(shown_settings, depths=(DEEP,), count=DEEP_SEEDS),
     by_data=True,
 )
