@@ -1,7 +1,7 @@
 """Studies as declarations: their words are in ``studies.toml`` of a paper, their sizes in ``profiles.toml``."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -82,14 +82,12 @@ class Paper:
             if not by_data:
                 return list(stated(checks(rows), values))
             sets = pl.concat(frame["data"] for frame in rows.values()).unique(maintain_order=True)
-            joined: dict[str, Claim] = {}  # a claim has to hold on every data set
+            parts: dict[str, dict[str, Claim]] = {}
             for data in sets:
                 own = {table: frame.filter(data=data) for table, frame in rows.items()}
                 for claim in stated(checks(own), values):
-                    some = [replace(check, what=check.what + _apart(data, sets)) for check in claim.checks]
-                    before = joined[claim.name].checks if claim.name in joined else ()
-                    joined[claim.name] = replace(claim, checks=[*before, *some])
-            return list(joined.values())
+                    parts.setdefault(claim.name, {})[data] = claim
+            return list(map(_joined, parts.values()))
 
         return Study(name, self.name, words["label"], words["title"], words["text"], cells, draw, claims, settings)
 
@@ -113,12 +111,14 @@ class Paper:
         return {name: value for name, value in shown.items() if value}
 
 
-def _apart(data: str, sets: Iterable[str]) -> str:
-    """Return what sets the data of some rows apart from those of others: their name, their models' initial weights."""
-    (base, other, _), every = data.partition(OTHER_START), [one.partition(OTHER_START) for one in sets]
-    words = [base] * (len({name for name, *_ in every}) > 1)
-    words += [other.strip(", ") or "uniform"] * (len({start for _, start, _ in every}) > 1)
-    return "".join(f", {word}" for word in words)
+def _joined(parts: Mapping[str, Claim]) -> Claim:
+    """Join what is claimed of several data sets; each check says its own, and its initial weights, if others differ."""
+    split, checks = {data: data.partition(OTHER_START) for data in parts}, list[Check]()
+    names = [name for name, *_ in split.values()]
+    for (name, other, _), claim in zip(split.values(), parts.values(), strict=True):
+        words = [f", {name}"] * (len(set(names)) > 1) + [other or ", uniform"] * (names.count(name) > 1)
+        checks += [replace(check, what="".join([check.what, *words])) for check in claim.checks]
+    return replace(next(iter(parts.values())), checks=checks)
 
 
 def _tupled(value: Any) -> Any:
