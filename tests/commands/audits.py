@@ -7,8 +7,8 @@ from antiphase.commands.result import read_result
 
 
 def attack_options(eps, **values):
-    """Return options of an attack on models that a test has in memory."""
-    return AuditOptions(model=("m",), eps=eps, **{"sense_limit": 0, "quiet": True, **values})
+    """Return options of an attack on models that a test has in memory; its passes depend on what it searches in."""
+    return AuditOptions(model=("m",), eps=eps, **{"sense_limit": 0, "quiet": True, "precision": "float32", **values})
 
 
 def audit(models, twins, data, options, out, **values):
