@@ -41,7 +41,7 @@ class Differing(Attention):
 
 
 class Subtracting(nn.Module):
-    """Differential attention, of which names and known parts tell nothing."""
+    """A difference of two attentions: known parts, but what is done with them only running tells."""
 
     def __init__(self):
         super().__init__()

@@ -97,9 +97,8 @@ def describe(plan: Plan) -> str:
     if not plan.missing:
         return f"{len(plan.cells)} cells, all there"
     parts = ", ".join(f"{count} {table}" for table, count in Counter(cell.table for cell in plan.missing).items())
-    return (
-        f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): about {duration(plan.seconds)} in one worker"
-    )
+    time = f"about {duration(plan.seconds)} in one worker"
+    return f"{len(plan.cells)} cells, {len(plan.missing)} to make ({parts}): {time}"
 
 
 @lru_cache

@@ -82,7 +82,7 @@ class Paper:
             if not by_data:
                 return list(stated(checks(rows), values))
             sets = pl.concat(frame["data"] for frame in rows.values()).unique(maintain_order=True)
-            parts: dict[str, dict[str, Claim]] = {}
+            parts: dict[str, dict[str, Claim]] = {}  # a claim has to hold on every data set
             for data in sets:
                 own = {table: frame.filter(data=data) for table, frame in rows.items()}
                 for claim in stated(checks(own), values):
