@@ -15,7 +15,7 @@ NAMES += ("mmvp", "mask average precision", "depth makes the difference", "cos Î
 LABEL = re.compile(r"\d[\d.]*/255|depth \d+|width \d+|" + "|".join(sorted(NAMES, key=len, reverse=True)))
 DIFFERENCE = re.compile(
     r"([+-]?\d+\.\d+)(?: points)? \[(-?\d+\.\d+), (-?\d+\.\d+)\]"
-    r"(?:, (undecided|absent|holds|contradicted|smaller than claimed))?"
+    r"(?:,? (undecided|absent|holds|contradicted|smaller than claimed))?"
 )
 # what numbers a sentence has that are no results: budgets, depths, a data set's name
 NO_RESULT = re.compile(

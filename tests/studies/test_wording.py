@@ -1,6 +1,7 @@
 """Numbers, claims and settings as text."""
 
 import math
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -71,9 +72,24 @@ def test_tally_counts_verdicts():
 def test_estimates_line_says_each_verdict_where_they_differ():
     rising = check("a − b at 1/255", 0.03)
     alike = Claim("", "", "", [rising, check("a − b at 2/255", 0.04)])
-    assert estimates_line(alike) == "1/255: +3.0 points [1.0, 5.0]; 2/255: +4.0 points [2.0, 6.0]"
+    assert estimates_line(alike) == "1/255: +3.0 points [1.0, 5.0]; 2/255: +4.0 [2.0, 6.0]"
     mixed = estimates_line(Claim("", "", "", [rising, check("a − b at 2/255", -0.04)]))
-    assert mixed == "2/255: −4.0 points [−6.0, −2.0], contradicted; 1/255: +3.0 points [1.0, 5.0], holds"
+    assert mixed == "2/255: −4.0 points [−6.0, −2.0], contradicted; 1/255: +3.0 [1.0, 5.0], holds"
+
+
+def test_estimates_line_gathers_checks_of_the_same_conditions_and_says_a_shared_unit_once():
+    names = ("mean over ε, uniform", "mean over ε, N(0, 0.02)", "at 1/255, uniform", "at 1/255, N(0, 0.02)")
+    checks = [check(f"a − b {name}", 0.03) for name in names]
+    uniform, normal = (f"mean over ε +3.0{unit} [1.0, 5.0], at 1/255 +3.0 [1.0, 5.0]" for unit in (" points", ""))
+    assert estimates_line(Claim("", "", "", checks)) == f"uniform: {uniform}; N(0, 0.02): {normal}"
+    checks[0] = check(f"a − b {names[0]}", -0.03)
+    first = "uniform: mean over ε −3.0 points [−5.0, −1.0] contradicted, at 1/255 +3.0 [1.0, 5.0] holds; "
+    assert estimates_line(Claim("", "", "", checks)).startswith(first)
+    tails = [check(f"{name}, c − d, {end}", 0.03) for name in "ab" for end in ("x", "y")]
+    both = "c − d, x: a +3.0 points [1.0, 5.0], b +3.0 [1.0, 5.0]; c − d, y: a +3.0 [1.0, 5.0], b +3.0 [1.0, 5.0]"
+    assert estimates_line(Claim("", "", "", tails)) == both
+    units = [check("a at x", 0.03), replace(check("a at y", 0.03), unit="")]
+    assert estimates_line(Claim("", "", "", units)) == "x: +3.0 points [1.0, 5.0]; y: +0.030 [0.010, 0.050]"
 
 
 def test_brief_numbers_name_the_least():

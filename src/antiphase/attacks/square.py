@@ -179,9 +179,7 @@ def _implied(settings: Settings) -> Settings:
     return {"rescale_schedule": True} if rescaled or (rescaled is None and few) else {}
 
 
-SQUARE = AttackSpec(
-    square, "Square", black_box=True, implied=_implied, unset=lambda settings: {"rescale_schedule": False}
-)
+SQUARE = AttackSpec(square, "Square", black_box=True, implied=_implied, unset=lambda _: {"rescale_schedule": False})
 
 
 class Windows(NamedTuple):

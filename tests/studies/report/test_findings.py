@@ -110,7 +110,7 @@ def test_the_questions_are_answered_with_numbers_and_prices():
     first = (
         "Its first form, DiffViT, is, in small models of one layer, from both initial weights, uniform and N(0, 0.02): "
         "PGD changes more of DiffViT's predictions than of ViT's (1/255: +5.0 points [4.0, 6.0]; "
-        "2/255: +3.0 points [2.0, 4.0])."
+        "2/255: +3.0 [2.0, 4.0])."
     )
     second = (
         "In the small models, from uniform initial weights, whether opposed gradients of the two maps, the paper's "

@@ -112,7 +112,7 @@ def test_the_overview_has_every_claim_with_its_verdict_in_words(pages):
     text = pages["index"].text
     for words in (
         "holds 1, contradicted 1",
-        "0.5/255: +3.04 points [0.04, 7.04]; 1/255: +8.9 points [5.9, 12.9]; 2/255: +17.9 points [14.9, 21.9]; ",
+        "0.5/255: +3.04 points [0.04, 7.04]; 1/255: +8.9 [5.9, 12.9]; 2/255: +17.9 [14.9, 21.9]; ",
         "depth 4: −0.42 [−0.61, −0.23], contradicted; depth 2: +0.100 [−∞, ∞], undecided",
         "+2.4 points [−1.0, 5.9]",
         "12/46",

@@ -207,9 +207,7 @@ class CompareResult(Result):
         if settings:
             columns, csv = ("setting", *self.summary["runs"]), pl.DataFrame(settings).write_csv()
             names = ("first", "second")
-            lines = (
-                (Field(row["setting"]), *(Field(row[name] or "–", kind="word") for name in names)) for row in settings
-            )
+            lines = ((Field(one["setting"]), *(Field(one[n] or "–", kind="word") for n in names)) for one in settings)
             tables = [Table("settings", "What differs between the runs", columns, tuple(lines), csv)]
         return [
             Section("differences", "Differences", tables=self._tables()),

@@ -206,11 +206,9 @@ _PARTS = {
 }
 
 
-def _axis(
-    title: str, frame: pl.DataFrame, metric: str, groups: Sequence[Family], *more: Any, **how: Any
-) -> figures.Axis:
-    own = frame.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
-    return figures.Axis(title, figures.with_means(own, groups, ["layer"], sensitivity.within(metric)), *more, **how)
+def _axis(title: str, rows: pl.DataFrame, metric: str, groups: Sequence[Family], *at: Any, **how: Any) -> figures.Axis:
+    own = rows.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
+    return figures.Axis(title, figures.with_means(own, groups, ["layer"], sensitivity.within(metric)), *at, **how)
 
 
 def _layer_figure(rows: Sequence[Sequence[figures.Axis]], groups: Sequence[Family]) -> Figure:

@@ -69,9 +69,7 @@ def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
     found = _verified(options)
     if found.differences:
-        texts = (
-            (f"{value:.6g}" if isinstance(value, float) else str(value) for value in row) for row in found.differences
-        )
+        texts = ((f"{one:.6g}" if isinstance(one, float) else str(one) for one in row) for row in found.differences)
         rows = tuple(tuple(map(Field, row)) for row in texts)
         console().print(OnConsole(Table("differences", "", Disagreement._fields, rows, "")))
     for note in found.notes if not found.confirmed else ():

@@ -313,11 +313,9 @@ def _rates(measured: Measured, names: Iterable[str], *, matched: bool = False) -
     return pl.concat(_by_eps(measured, lambda eps, name=name: {name: rate(name, eps)}, as_share) for name in names)
 
 
-def _at(
-    frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any
-) -> tuple[Panel, ...]:
+def _at(data: pl.DataFrame, places: Mapping[str, float], title: str, x: str, y: str, **style: Any) -> tuple[Panel, ...]:
     place = pl.col("series").replace_strict(places, return_dtype=pl.Float64)
-    some = frame.with_columns(x=place, series="column").sort("x", maintain_order=True)
+    some = data.with_columns(x=place, series="column").sort("x", maintain_order=True)
     return panels(some, title, "x", (x, y), percent=True, **style)
 
 

@@ -48,9 +48,7 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
         fields[cell["row"], cell["column"]] = StudyField(number(value, digits), notes, value=key)
     rows, columns = (table.cells[name].unique(maintain_order=True).to_list() for name in ("row", "column"))
     none, csv = StudyField("–"), table.cells.drop(BY_SEED, strict=False).write_csv()
-    lines = tuple(
-        (StudyField(row, kind="name"), *(fields.get((row, column), none) for column in columns)) for row in rows
-    )
+    lines = tuple((StudyField(row, kind="name"), *(fields.get((row, name), none) for name in columns)) for row in rows)
     return Sheet(file or table.name, table.title, (table.index, *columns), lines, csv)
 
 

@@ -80,16 +80,34 @@ def estimate_text(check: Check) -> str:
 
 
 def estimates_line(claim: Claim) -> str:
-    """Format the estimates of a claim's checks in one line, each with what sets it apart.
+    """Format the estimates of a claim's checks in one line, each with what sets it apart; a unit of all is said once.
 
     Those that decide the verdict come first, those beside it last. If the verdicts differ, each is followed by its own.
     """
     names = told_apart([check.what for check in claim.checks])
     several = zip(names, claim.checks, claim.verdicts, _own_verdicts(claim), strict=True)
     checks = sorted(several, key=lambda one: (one[2] == "beside", one[2] != claim.verdict))
-    told = [f"{name}: {estimate_text(check)}{own}" for name, check, _, own in checks if check.estimate]
+    told = [(name, estimate_text(check) + own) for name, check, _, own in checks if check.estimate]
+    if {check.unit for check in claim.checks} == {"points"}:
+        told[1:] = [(name, text.replace(" points", "")) for name, text in told[1:]]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
-    return "; ".join(told[:_SHOWN] + more) or "–"
+    return "; ".join(_by_end(told[:_SHOWN]) + more) or "–"
+
+
+def _by_end(told: Sequence[tuple[str, str]]) -> list[str]:
+    """Write names before texts; names of several parts are gathered by their last: ``END: name text, name text``."""
+    groups: dict[str, list[tuple[list[str], str]]] = {}
+    for name, text in told:
+        parts = re.split(r", (?![^(]*\))", name)
+        groups.setdefault(parts[-1], []).append((parts, text))
+    if len(groups) == len(told) or any(len(parts) == 1 for group in groups.values() for parts, _ in group):
+        return [f"{name}: {text}" for name, text in told]
+    lines = []
+    for group in groups.values():
+        shared = _shared([parts[:0:-1] for parts, _ in group])
+        texts = (f"{', '.join(parts[:-shared])} {text.replace('], ', '] ')}" for parts, text in group)
+        lines.append(f"{', '.join(group[0][0][-shared:])}: {', '.join(texts)}")
+    return lines
 
 
 def _own_verdicts(claim: Claim) -> list[str]:
@@ -114,17 +132,10 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     beside = " ".join(check.what for check in claim.checks if not check.decides)
     eps = [*dict.fromkeys(re.findall(r"[\d.]+(?=/255)", beside))]
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
-    behind = f"{seeds} seeds"
-    if len(eps) > 1:
-        behind += f", ε of {eps[0]} to {eps[-1]}/255"
+    behind = f"{seeds} seeds" + (f", ε of {eps[0]} to {eps[-1]}/255" if len(eps) > 1 else "")
     estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
-    each = [number + verdict for number, verdict in zip(numbers, verdicts, strict=True)]
-    return {
-        "estimate": estimate,
-        "each": ("; " if any(verdicts) else " and ").join(each),
-        "least": least,
-        "behind": behind,
-    }
+    each = ("; " if any(verdicts) else " and ").join(map(str.__add__, numbers, verdicts))
+    return {"estimate": estimate, "each": each, "least": least, "behind": behind}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
