@@ -29,14 +29,16 @@ def multiplies_bf16(device: "torch.device") -> bool:
 
 
 def autocast(device: "torch.device", precision: Precision) -> contextlib.AbstractContextManager[object]:
-    """Return the context of forward passes in a precision; a device without bf16 computes ``"bf16"`` in float32.
+    """Return the context of forward passes in a precision, whatever autocast the caller is in.
 
-    ``ANTIPHASE_EMULATE_BF16=1`` emulates it there, some 25 times as slow.
+    A device without bf16 computes ``"bf16"`` in float32; ``ANTIPHASE_EMULATE_BF16=1`` emulates it there, some 25 times
+    as slow.
     """
     import torch
 
     if precision == "float32" or not (multiplies_bf16(device) or os.environ.get(EMULATE) == "1"):
-        return contextlib.nullcontext()
+        inside = torch.is_autocast_enabled(device.type)
+        return torch.autocast(device.type, enabled=False) if inside else contextlib.nullcontext()
     _expect_unfused_norms()
     return torch.autocast(device.type, torch.bfloat16)
 

@@ -129,3 +129,9 @@ def test_an_answer_of_several_passes_is_their_mean():
     oracle = Oracle(Rising(), passes=3)
     torch.testing.assert_close(oracle.verdict(x), x.flatten(1)[:, :2] + 1)
     torch.testing.assert_close(oracle.logits(x), x.flatten(1)[:, :2] + 4)
+
+
+def test_the_passes_of_version_rand_may_be_chosen():
+    model, images = toys.Linear(4), toys.images(3)
+    result = autoattack(model, images, None, Threat(eps=0.001), version="rand", steps=2, passes=3)
+    assert {part.settings["passes"] for part in result.stages} == {3}

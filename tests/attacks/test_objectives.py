@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from antiphase.attacks import objectives
+from antiphase.attacks import Threat, apgd, objectives, pgd, square
 from antiphase.errors import UserError
+from tests.attacks import toys
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.0, -2.0], [0.0, 5.0, 4.0, 1.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 2])
@@ -84,6 +85,23 @@ def test_dlr_of_few_classes_is_the_margin():
     labels, targets = torch.tensor([0, 1]), torch.tensor([1, 0])
     assert torch.equal(objectives.dlr(two, labels), objectives.margin(two, labels))
     assert torch.equal(objectives.dlr(three, labels, targets), objectives.margin(three, labels, targets))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("attack", [pgd, apgd, square])
+def test_an_objective_may_compute_in_another_type(attack, dtype):
+    model, images = toys.Linear(4), toys.images(6)
+    threat, how = (
+        Threat(eps=2 * float(toys.least(model, images, "linf").max())),
+        {"queries": 30} if attack is square else {},
+    )
+
+    def objective(logits, labels):
+        return -logits.to(dtype).log_softmax(1).gather(1, labels[:, None])[:, 0]
+
+    result = attack(model, images, None, threat, objective=objective, **how)
+    assert result.adversarial.dtype == images.dtype
+    assert result.success.any()
 
 
 @pytest.mark.parametrize("resolve", [objectives.resolve, lambda name: objectives.resolve(name, 1)])

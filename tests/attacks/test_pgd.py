@@ -256,3 +256,27 @@ def test_fgsm_takes_one_step_of_the_whole_budget(norm, eps):
     assert torch.equal(result.success, model(expected).argmax(1) != result.label)
     assert result.asr > 0
     torch.testing.assert_close(result.adversarial[result.success], expected[result.success])
+
+
+def test_fgsm_needs_a_finite_eps():
+    with pytest.raises(UserError, match="eps inf: FGSM needs a finite ε"):
+        fgsm(toys.Linear(4), toys.images(2), None, Threat("l2", math.inf))
+
+
+def test_an_attack_in_float32_is_in_float32_whatever_autocast_the_caller_is_in():
+    seen = []
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(105, 4)
+
+        def forward(self, x):
+            logits = self.inner(x.flatten(1))
+            seen.append(logits.dtype)
+            return logits
+
+    with torch.autocast("cpu", torch.bfloat16):
+        pgd(Linear(), toys.images(4), None, Threat(eps=0.01), steps=2, precision="float32")
+        assert torch.is_autocast_enabled("cpu")
+    assert set(seen) == {torch.float32}

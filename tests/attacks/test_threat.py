@@ -1,6 +1,7 @@
 """Bounds and the slack on ε."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -97,3 +98,10 @@ def test_foreign_images_at_the_bounds_raise_no_warning(excess):
         lambda model, x, y: torch.ones_like(x) + excess, toys.network(), toys.images(5), None, Threat("linf", 0.7)
     )
     assert found.warnings == ()
+
+
+def test_eps_is_a_float_whatever_number_it_was():
+    model, images = toys.Linear(4), toys.images(3)
+    one, two = (pgd(model, images, None, Threat(eps=eps), steps=2) for eps in (Fraction(8, 255), 8 / 255))
+    assert type(one.threat.eps) is float
+    assert torch.equal(one.adversarial, two.adversarial)

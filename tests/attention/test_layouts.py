@@ -101,6 +101,13 @@ def test_what_does_not_fit_is_refused():
         to_layout(changed, "diffllama")
     with pytest.raises(UserError, match=r"cannot hold qkv\.weight, of which it shares"):
         to_layout(DifferentialAttention(DIM, HEADS, bias=False), "diffllama", kv_heads=2)
+    for wrong in (0, 5, 3 * HEADS):
+        with pytest.raises(UserError, match=f"layout diffllama: {wrong} heads of keys: expected a divisor of"):
+            to_layout(DifferentialAttention(DIM, HEADS, bias=False), "diffllama", kv_heads=wrong)
+    with pytest.raises(UserError, match="layout diffllama: holds no v2; expected a layer of variant v1"):
+        to_layout(module, "diffllama")
+    with pytest.raises(UserError, match=r"parameter 'q_proj\.weight' is missing"):
+        from_layout({}, "diffllama", DifferentialAttention(DIM, HEADS, bias=False))
     for fields in ({"temperature": 2.0}, {"lambda_max": 0.9}):
         with pytest.raises(UserError, match=r"layout timm: cannot hold temperature .*, lambda_max"):
             to_layout(DifferentialAttention(DIM, HEADS, **fields), "timm")

@@ -362,3 +362,27 @@ def test_lemma_1_and_theorem_1_hold_on_a_trained_model():
         predicted = amplification(layer.weight.numpy(), found.rho.numpy(), found.cosine.numpy())
         measured = (mean.difference(layer.weight) / mean.first).sqrt()
         assert_close(torch.as_tensor(predicted), measured, rtol=1e-10, atol=1e-12)  # aggregated
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_the_loss_reaches_tokens_first_attention_as_any_other_whatever_the_batch(count):
+    def model(batch_first):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return torch.nn.MultiheadAttention(8, 2, batch_first=batch_first).double().eval().requires_grad_(False)
+
+    class Whole(torch.nn.Module):
+        def __init__(self, batch_first):
+            super().__init__()
+            self.attention, self.batch_first = model(batch_first), batch_first
+
+        def forward(self, x):
+            x = x if self.batch_first else x.transpose(0, 1)
+            out, _ = self.attention(x, x, x)
+            return out if self.batch_first else out.transpose(0, 1)
+
+    x = tokens(count, 5, 8)  # once as many as tokens
+    one, two = (next(loss_grams(Whole(first).eval(), x, lambda y: (y**3).sum()))[1] for first in (True, False))
+    assert_close(one.first, two.first, rtol=1e-9, atol=0)
+    with pytest.raises(UserError, match=r"the loss has shape \(.*\): expected one number"):
+        list(loss_grams(Whole(True).eval(), x, lambda y: y.sum(2)))

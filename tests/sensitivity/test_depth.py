@@ -8,7 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
-from antiphase.models import diffvit, vit
+from antiphase.models import diffclip, diffvit, vit
+from antiphase.sensitivity import attention_layers
 from antiphase.sensitivity.depth import blocks, crossover, propagate, stage_norms
 
 
@@ -129,3 +130,23 @@ def test_crossover():
 def test_an_image_that_does_not_move_has_no_path():
     with pytest.raises(UserError, match="an image equals its clean image"):
         propagate(make(vit), images(), images())
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2", "gated", "grouped", "dint"])
+def test_what_moves_is_the_change_of_the_map_in_every_variant(variant):
+    sizes = {"image_size": 6, "patch_size": 3, "in_channels": 1, "dim": 20, "num_heads": 4, "num_classes": 3}
+    model = diffvit(**sizes, depth=2, variant=variant).double().eval().requires_grad_(False)
+    x = images()
+    moved = x + 0.01 * rand(2, 1, 6, 6, seed=1)
+    path = propagate(model, x, moved)
+    clean, other = ([one.maps.combined for one in attention_layers(model, at)] for at in (x, moved))
+    expected = [(b - a).flatten(1).norm(dim=1) for a, b in zip(clean, other, strict=True)]
+    assert_close(path.moved, torch.stack(expected, 1), rtol=1e-9, atol=0)
+
+
+def test_of_a_clip_the_image_tower_is_followed():
+    model = diffclip("small").eval().requires_grad_(False)
+    x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    path = propagate(model, x, x * 0.99)
+    assert path.names == ("embedding", *(f"visual.blocks.{at}" for at in range(4)))
+    assert (stage_norms(model, x, steps=2) > 0).all()

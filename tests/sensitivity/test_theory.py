@@ -194,3 +194,14 @@ def test_radius_ratio_is_infinite_where_the_gradient_vanishes():
     assert radius_ratio(0.5, 1.0, 0.5, 2.0, 1.0) == math.inf
     assert radius_ratio(0.0, 1.0, 0.5, 2.0, 1.0) == 0.0
     assert radius_ratio(np.array([1.0, 2.0]), 2.0, 0.0, 1.0, 0.0).tolist() == [0.5, 1.0]
+
+
+def test_what_is_not_known_stays_unknown():
+    nan = math.nan
+    assert math.isnan(critical_cosine(1.0, nan, 1.0))
+    assert math.isnan(critical_cosine(nan, 0.0, 1.0))
+    assert critical_cosine(0.5, 0.0, 1.0) == -math.inf
+    with pytest.raises(UserError, match="rho -1: expected a number at least 0"):
+        printed_radius_ratio(1.0, 1.0, 0.8, -1.0, 0.5)
+    with pytest.raises(UserError, match="cosine 5: expected a number between -1 and 1"):
+        printed_radius_ratio(1.0, 1.0, 0.8, 1.0, 5.0)

@@ -7,7 +7,8 @@ import pytest
 from antiphase.errors import UserError
 from antiphase.statistics.intervals import Estimate
 from antiphase.statistics.seeds_by_images import CrossedEstimate, Spread, crossed_mean
-from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim, on_average
+from antiphase.studies.claims import LEAST_SEEDS, MARGINS, Check, Claim, no_worse, on_average
+from antiphase.studies.report.words import estimate_text
 
 
 def check(value, error, seeds=16, unit="points", **fields):
@@ -205,3 +206,12 @@ def test_that_many_seeds_decide_in_80_percent(means, verdict):
     rounds = 800
     found = [claim(*estimates(generator, means, seeds)).verdict for _ in range(rounds)]
     assert 0.76 <= found.count(verdict) / rounds <= 0.88  # the next whole number of seeds has a little more
+
+
+def test_what_is_no_worse_is_shown_as_it_is_and_judged_against_the_margin():
+    same, lower, unclear = (no_worse(check(value, 0.001), 0.005) for value in (0.0, -0.02, -0.0045))
+    assert [claim(one).verdict for one in (same, lower, unclear)] == ["holds", "contradicted", "absent"]
+    assert same.estimate.value == 0.0
+    assert estimate_text(same) == "0.0 points [−0.2, 0.2], above −0.5"
+    assert same.what.endswith(", above −0.5 points")
+    assert claim(unclear).seeds_needed is not None

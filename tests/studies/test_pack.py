@@ -12,7 +12,7 @@ from antiphase.errors import UserError
 from antiphase.studies.cells import Accuracy, Attack, Margin, Sense
 from antiphase.studies.pack import CELLS_FILE, README, Pack, add_to_pack
 from antiphase.studies.plan import make_plan
-from antiphase.studies.results import study_rows
+from antiphase.studies.results import _of_before, study_rows
 from antiphase.studies.run import run_cells
 from antiphase.studies.spec import Lab
 from antiphase.studies.store import RENEWED, Store, identity
@@ -163,13 +163,22 @@ def test_rows_of_a_source_before_it_was_renewed_stand_in_and_a_store_does_not_ta
     add(pack, FINISHED)
     rows, before = pack.rows(FINISHED), identity(FINISHED)
     monkeypatch.setitem(RENEWED, FINISHED.data, "another split")
-    renewed = replace(FINISHED)
+    renewed = replace(FINISHED, model=replace(FINISHED.model))  # identities are found once for each object
     assert identity(renewed) != before == identity(renewed, renewed=False)
     assert not STORE.done(renewed)
     again = Pack(tmp_path)
     assert again.done(renewed)
     assert again.record(renewed) == pack.record(FINISHED)
     assert_frame_equal(again.rows(renewed), rows)
+    copied = Pack(tmp_path / "copied")
+    add_to_pack(copied, "mine", "antiphase study run mine", [renewed], again)
+    assert copied.cells["cell"].to_list() == again.cells["cell"].to_list()  # as what they are, not as renewed
+    assert "another split" not in "".join(copied.cells["what"])
+    assert _of_before([renewed], again) == [
+        f"1 of 1 cells are of {FINISHED.data} as they were before: these are another split now, "
+        "so that a run makes other rows."
+    ]
+    assert not _of_before([FINISHED], pack)
 
 
 @pytest.mark.parametrize("renames", [1, 2, 3])

@@ -85,11 +85,11 @@ def resolve(objective: Any, targets: Any = None) -> TargetedObjective:
 
 
 def one_each(values: Any, logits: Logits) -> Values:
-    """Check that an objective returned one number per sample, not a mean for example, and return it."""
+    """Check that an objective returned one number per sample, not a mean for example; return it in the logits' type."""
     if getattr(values, "shape", None) != logits.shape[:1]:
         kind = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise UserError(f"the objective returned {kind}: expected one number per sample, ({len(logits)},)")
-    return values
+    return values.to(logits.dtype)
 
 
 def _pick(logits: Logits, classes: Classes) -> Values:

@@ -101,6 +101,7 @@ def fgsm(
         objective: loss to maximise, as in :func:`pgd`.
     """
     threat.require("FGSM", "linf", "l2")
+    threat.refuse_infinite("FGSM")
     search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
     return run_search(model, images, labels, threat, search, run, settings={"objective": objective})
 

@@ -142,7 +142,7 @@ def sweep(
                 if how.get("context") is not None:
                     how["context"] = how["context"][left]
                 known = None if labels is None else labels[left]
-                part = stage.attack(model, images[left], known, own, **stage.settings, **how)
+                part = stage.attack(model, images[left], known, own, **(stage.settings | how))
                 labels = part.label if labels is None else labels  # the first call is given all samples
                 part = _within(replace(part, threat=here)) if endless else part
             pieces[number] = left, part

@@ -43,6 +43,7 @@ class Threat:
     tolerance: ClassVar[float] = 1e-6  # rounding error of x + δ in float32, for pixels up to 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", float(self.eps))
         try:
             low, high = (float(bound) if isinstance(bound, Real) else math.nan for bound in self.bounds)
         except (TypeError, ValueError, OverflowError):

@@ -48,7 +48,12 @@ def _places(layout: str, module: DifferentialAttention, kv_heads: int) -> Iterat
     if layout not in LAYOUTS:
         raise UserError(f"layout {layout!r}: expected one of {', '.join(LAYOUTS)}")
     form, width, sizes = LAYOUTS[layout], module.layout.width, module.layout.rows
-    heads = _halves(sizes[0] // width, kv_heads) if form.halves else None
+    queries = sizes[0] // width
+    if form.halves and module.variant != "v1":
+        raise UserError(f"layout {layout}: holds no {module.variant}; expected a layer of variant v1")
+    if form.halves and (kv_heads < 1 or queries % kv_heads):
+        raise UserError(f"layout {layout}: {kv_heads} heads of keys: expected a divisor of {queries}, those of queries")
+    heads = _halves(queries, kv_heads) if form.halves else None
     for name in (name for name in module.state_dict() if name not in form.constant):
         of, _, kind = name.rpartition(".")
         if of != "qkv" or len(form.projections) == 1:
@@ -69,7 +74,7 @@ def from_layout(state: Mapping[str, Tensor], layout: str, module: DifferentialAt
     DiffLlama's heads share are repeated. A UserError names a parameter that is missing or does not fit.
     """
     mine = {name: torch.ones_like(one) for name, one in module.state_dict().items()}
-    keys = len(state["k_proj.weight"]) // module.layout.width if "k_proj.weight" in state else 0
+    keys = len(state.get("k_proj.weight", range(module.layout.rows[0]))) // module.layout.width
     left = dict(state)
     for name, ours, other, rows in _places(layout, module, keys):
         stored, place = left.pop(other, None), mine[name][ours]

@@ -265,7 +265,9 @@ def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]
     forward = default_call(model, inputs)
     with gradients(enabled=True):
         calls = record(model, leaf(inputs), call=lambda x: outputs.append(forward(x)), graph=True)
-        if not (value := loss(outputs[0])).requires_grad:
+        if (value := loss(outputs[0])).numel() != 1:
+            raise UserError(f"the loss has shape {tuple(value.shape)}: expected one number, a sum over the samples")
+        if not value.requires_grad:
             raise UserError("the model's output has no gradient: remove no_grad or detach from its forward pass")
         slopes = torch.autograd.grad(value, [one.output for one in calls], materialize_grads=True)
     for one, slope in zip(calls, slopes, strict=True):
@@ -273,8 +275,7 @@ def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]
             layer = take_apart(one)
             combined = layer.maps.combined.detach().requires_grad_()
             finished = layer.finish(combined)
-            slope = slope if finished.shape == slope.shape else slope.transpose(0, 1)
-            (v,) = torch.autograd.grad(finished, combined, slope)
+            (v,) = torch.autograd.grad(finished, combined, one.batch_first(slope))
         with gradients(enabled=False):
             gram = _layer_gram(layer, lambda branch, v=v: branch.vjp(v))
         yield layer, gram

@@ -19,11 +19,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from antiphase.arguments import NOT_EMPTY, UNIQUE, Batch, Count, Seed, validated
+from antiphase.attention.maps import per_head
 from antiphase.errors import UserError
 from antiphase.modules import hooked
 from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention, first_of
 from antiphase.sensitivity.lipschitz import PerSample, power_iteration
-from antiphase.sensitivity.maps import attention_layers, make_call, record, until
+from antiphase.sensitivity.maps import attention_layers, default_call, make_call, record, until
 
 PerHead = Float[Tensor, "batch heads"]
 PerLayer = Float[Tensor, "batch layers"]
@@ -64,12 +65,19 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
 
     hooks = (parts[name].register_forward_hook(partial(keep, name), with_kwargs=True) for name in names)
     with hooked(hooks), eager_attention(), torch.no_grad():
-        model(images.clone())
+        default_call(model, images)(images.clone())
     return calls
 
 
 def _length(x: Tensor) -> Tensor:
     return x.flatten(1).norm(dim=1)
+
+
+def _subtracted(layer: Layer) -> Tensor:
+    """Return λ·A2, which is 0 in standard attention."""
+    if layer.negative is None or layer.lam is None:
+        return torch.zeros_like(layer.positive.attention)
+    return per_head(layer.lam) * layer.negative.attention
 
 
 @validated
@@ -83,9 +91,7 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     norms: dict[str, list[Tensor]] = {}
     for a, b in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
         one = b.positive.attention - a.positive.attention
-        two = torch.zeros_like(one)
-        if a.negative is not None and b.negative is not None:
-            two = a.weight[:, None, None] * (b.negative.attention - a.negative.attention)
+        two = _subtracted(b) - _subtracted(a)
         norms[a.name] = [_length(part) for part in (one, two, one - two)]
     positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms.values(), strict=True))
     stages = ("embedding", *(block.name for block in clean))
@@ -109,7 +115,7 @@ def stage_norms(
 
     def stage(block: Call | None, x: Tensor) -> Tensor:
         if block is None:  # the embedding
-            return until(model, calls[0].module, x)[0][0]
+            return until(default_call(model, x), calls[0].module, x)[0][0]
         return first_of(block.module(x, *block.args, **block.kwargs))
 
     stages = [(partial(stage, None), images), *((partial(stage, block), block.tokens) for block in calls)]

@@ -117,7 +117,10 @@ def replace_negative(model: nn.Module, maps: Iterable[MapOfLayer]) -> None:
 
 
 def stop_gradient(model: nn.Module, branches: Sequence[Branch]) -> None:
-    """Let no gradient through A1 (``"positive"``) or A2 (``"negative"``) of any differential layer, in place."""
+    """Let no gradient through A1 (``"positive"``) or A2 (``"negative"``) of any differential layer, in place.
+
+    In DINT, ``"negative"`` is what it subtracts, A2 − mean of A1: with ``"positive"`` alone, its mean keeps a gradient.
+    """
     if not branches or not set(branches) <= set(BRANCHES):
         raise UserError(f"branches {tuple(branches)}: expected positive, negative or both")
     for name, attention in _layers(model).items():

@@ -68,7 +68,7 @@ class Linearisation:
         with torch.enable_grad():
             self.x = x.detach().clone().requires_grad_()
             self.y = _checked(f(self.x.clone()), self.x)  # which f may write to
-            if not self.y.requires_grad and not torch.equal(self.y, f(torch.rand_like(self.x))):
+            if not self.y.requires_grad and not torch.equal(self.y, _checked(f(torch.rand_like(self.x)), self.x)):
                 raise UserError("f changes with x and has no gradient: remove no_grad or detach from its forward pass")
 
     @cached_property

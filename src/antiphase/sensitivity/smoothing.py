@@ -116,7 +116,8 @@ def smooth(
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
     ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
     verdicts: list[dict[str, Any]] = []
-    with attacked(model, precision) as oracle, progress_bar(progress, len(images), bool(progress)) as advance:
+    bar = progress_bar(progress, len(images), bool(progress))
+    with attacked(model, precision, device=images.device) as oracle, bar as advance:
         for votes in _votes(oracle, images, ids, settings, batch_size, advance):
             verdicts.append(_certify(votes, settings))
             if on_finished is not None:

@@ -63,7 +63,8 @@ def critical_cosine(gamma: Numbers, lam: Numbers, rho: Numbers) -> Numbers:
     excess = 1.0 - 1.0 / np.square(np.asarray(gamma, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = (excess + product**2) / (2.0 * product)
-    return _plain(np.where(product > 0, cosine, np.where(excess > 0, np.inf, -np.inf)))
+    infinite = np.where(excess > 0, np.inf, -np.inf)
+    return _plain(np.where((product > 0) | np.isnan(product + excess), cosine, infinite))
 
 
 @validated
@@ -91,6 +92,7 @@ def printed_radius_ratio(margin_ratio: Numbers, gamma: Numbers, lam: Numbers, rh
     True
     """
     _require("gamma", gamma, "above 0", np.less_equal(gamma, 0))
+    amplification(lam, rho, cosine)  # refuses what is out of range
     return _plain(_divided(margin_ratio, gamma * np.hypot(1.0, lam * rho) - 2.0 * lam * rho * cosine))
 
 

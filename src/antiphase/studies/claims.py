@@ -40,7 +40,7 @@ _NOT_ITS_OWN = (NOT_IN_PAPER, "a summary of the paper")
 
 @dataclass(frozen=True)
 class Check:
-    """A difference that is claimed to be above zero."""
+    """A difference that is claimed to be above 0, or above ``least``."""
 
     what: str  # in words, such as "ASR(DiffViT) − ASR(ViT) at 1/255"
     estimate: Estimate | None  # with a 95 % interval over seeds and images; None if rows are missing
@@ -48,10 +48,17 @@ class Check:
     judged: bool = True  # whether there is a verdict; False under the profile smoke
     decides: bool = True  # whether the claim's verdict depends on it; other checks are shown beside it
     over: Literal["seeds", "images"] = "seeds"  # of the interval; images: for models not trained here
+    least: float = 0.0  # in the unit of the estimate
 
     def __post_init__(self) -> None:
         if self.estimate is not None and self.unit == "points":
             object.__setattr__(self, "estimate", as_difference(self.estimate))
+
+    @property
+    def excess(self) -> Estimate | None:
+        """By how much the difference is above ``least``."""
+        one = self.estimate
+        return one and replace(one, **{name: getattr(one, name) - self.least for name in ("value", "low", "high")})
 
     @property
     def spread(self) -> Spread | None:
@@ -136,7 +143,7 @@ class Claim:
         return LEVEL / 2 / (self.exceptions + 1)
 
     def _verdict(self, check: Check, against: bool) -> Verdict:
-        if check.estimate is None:
+        if (estimate := check.excess) is None:
             return "not run"
         if not check.judged:
             return "not judged (smoke)"
@@ -144,21 +151,21 @@ class Claim:
             return "undecided"
         if against:
             return "contradicted"
-        if self.effect is not None and check.estimate.high < self.effect:
+        if self.effect is not None and estimate.high < self.effect:
             return "smaller than claimed"
-        if check.estimate.low > 0:
+        if estimate.low > 0:
             return "holds" if not self.exceptions or _p_value(check, 1) <= self._level else "undecided"
         if self.effect is not None:
             return "undecided"
         margin = self.margin_of(check)
-        within = margin is not None and -margin <= check.estimate.low and check.estimate.high <= margin
+        within = margin is not None and -margin <= estimate.low and estimate.high <= margin
         return "absent" if within else "undecided"
 
     def _expected(self, check: Check, seeds: int) -> Verdict:
         """Return the verdict that a check would have with other seeds, with a probability of 80 %."""
-        if check.estimate is None or check.spread is None:
+        if (estimate := check.excess) is None or check.spread is None:
             return "undecided"
-        spread, value, margin = check.spread.at(seeds), check.estimate.value, self.margin_of(check)
+        spread, value, margin = check.spread.at(seeds), estimate.value, self.margin_of(check)
         # Holm's first step: at most strict
         level = self._level if value > 0 else LEVEL / 2 / len(self.deciding)
         off_zero = power_of(value, spread, level) >= POWER
@@ -186,9 +193,9 @@ def _p_value(check: Check, sign: int) -> float:
     """Return the one-sided p-value of "sign · difference is at most 0"; 1 if it cannot be judged."""
     spread = check.spread
     few = check.over == "seeds" and check.seeds < LEAST_SEEDS
-    if check.estimate is None or spread is None or not spread.error or few:
+    if (estimate := check.excess) is None or spread is None or not spread.error or few:
         return 1.0
-    return float(stats.t.sf(sign * check.estimate.value / spread.error, spread.degrees))
+    return float(stats.t.sf(sign * estimate.value / spread.error, spread.degrees))
 
 
 UNSAID = ("attack", "estimator", "quantity")
@@ -238,9 +245,7 @@ def apart(
 
 def no_worse(check: Check, margin: float) -> Check:
     """Return the check that a difference of shares is above −margin."""
-    one = check.estimate
-    moved = one and replace(one, value=one.value + margin, low=one.low + margin, high=one.high + margin)
-    return replace(check, what=f"{check.what}, + {100 * margin:g} points", estimate=moved)
+    return replace(check, what=f"{check.what}, above −{100 * margin:g} points", least=-margin)
 
 
 def combinations(levels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

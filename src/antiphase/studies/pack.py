@@ -125,11 +125,12 @@ def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Re
     known, measured = set(pack.cells["cell"]), set(map(identity, cells))
     records, rows = [], {}
     for cell in closure(cells):
-        own, record = identity(cell), source.record(cell)
-        if own in known or record is None:
+        record = source.record(cell) or {}
+        own = record.get("cell", identity(cell))  # rows that ship may be of a source before it was ``RENEWED``
+        if own in known or not record:
             continue
         found = source.rows(cell) if source.done(cell) else None
-        if found is None and own in measured:
+        if found is None and identity(cell) in measured:
             continue  # not finished, or damaged
         file = ""
         if found is not None:
@@ -141,7 +142,7 @@ def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Re
         about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
         about |= {"study": study, "command": command, "commit": source_commit()}
         about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
-        about |= {"cell": own, "file": file, "what": described(cell)}
+        about |= {"cell": own, "file": file, "what": described(cell, own == identity(cell))}
         records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
     for file, frames in rows.items():
         before = [_widened(read_rows(pack.root / file, _RESTORE))] if (pack.root / file).exists() else []

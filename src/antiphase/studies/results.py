@@ -22,7 +22,7 @@ from antiphase.studies.pack import Pack, add_to_pack
 from antiphase.studies.paper_settings import note_of, shown_settings, text_of
 from antiphase.studies.plan import select
 from antiphase.studies.spec import Cell, Profile, RowsByTable, Study, closure
-from antiphase.studies.store import Reader, core_seconds, identity
+from antiphase.studies.store import RENEWED, Reader, core_seconds, identity
 from antiphase.terminal import progress_bar, say
 
 _MANY = 8  # studies; fewer are read faster than other processes start
@@ -78,7 +78,7 @@ def result(study: Study, profile: Profile, store: Reader, command: str) -> Resul
             lacking = first_line(error).strip("\"'` ")
             why = f"the stored rows are of an older schema and lack a column ({lacking})"
             raise UserError(f"{study.name}: {why}; run the study again") from None
-        artefact = replace(artefact, notes=[*artefact.notes, *note_of(study, profile)])
+        artefact = replace(artefact, notes=[*artefact.notes, *note_of(study, profile), *_of_before(done, store)])
         complete, by_identity = len(done) == len(cells), {identity(cell): cell for cell in done}
         claims = [_judged(claim, by_identity, store, complete, profile) for claim in claims]
     records = [record for cell in done if (record := store.record(cell)) is not None]
@@ -105,21 +105,31 @@ def result(study: Study, profile: Profile, store: Reader, command: str) -> Resul
     )
 
 
+def _of_before(cells: Sequence[Cell], store: Reader) -> list[str]:
+    """Say if rows are of data sources as they were before they were ``RENEWED``."""
+    former = [cell for cell in cells if (store.record(cell) or {}).get("cell", identity(cell)) != identity(cell)]
+    names = sorted({data for cell in closure(former) if (data := str(getattr(cell, "data", ""))) in RENEWED})
+    how = " and ".join({RENEWED[name]: None for name in names})
+    was = f"{len(former)} of {len(cells)} cells are of {', '.join(names)} as they were before"
+    return [f"{was}: these are {how} now, so that a run makes other rows."] if names else []
+
+
 def _judged(claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile) -> Claim:
     """Return a claim with what its verdict depends on besides the estimates: completeness, seeds, cost."""
-    checks, behind = [], []
+    checks, behind = [], dict[str, tuple[Cell, int]]()
     for check in claim.checks:
         known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
         # all of the study's where the rows do not tell
         measured = [cells[cell] for cell in known if cell in cells] or list(cells.values())
         given = bool(measured) and check.seeds == 1 and not any(cell.needs() for cell in measured)
-        behind += measured
+        for cell in closure(measured):
+            own = identity(cell)
+            behind[own] = cell, max(check.seeds, behind.get(own, (cell, 0))[1])
         estimate, over = check.estimate if complete else None, "images" if given else "seeds"
         checks.append(replace(check, estimate=estimate, judged=profile.name != "smoke", over=over))
-    fewest = min((check.seeds for check in claim.checks), default=0)
-    records = [record for cell in closure(behind) if (record := store.record(cell)) is not None]
-    seconds = sum(map(core_seconds, records)) / fewest if behind and fewest else None
-    return replace(claim, checks=checks, seconds=seconds)
+    known = behind and all(seeds for _, seeds in behind.values())
+    each = [core_seconds(record) / seeds for cell, seeds in behind.values() if known and (record := store.record(cell))]
+    return replace(claim, checks=checks, seconds=sum(each) if known else None)
 
 
 def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:

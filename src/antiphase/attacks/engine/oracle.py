@@ -74,7 +74,7 @@ class Oracle:
 
     def verdict(self, x: Points, context: Tensor | None = None) -> Logits:
         """Return the logits of the unmodified model in float32; not counted."""
-        with torch.no_grad(), exact_float32(x.device):
+        with torch.no_grad(), exact_float32(x.device), autocast(x.device, "float32"):
             return self._logits("verdict", self.model, x, context)
 
     def by_batches(self, images: Tensor, context: Tensor | None, size: int) -> Logits:

@@ -56,7 +56,7 @@ def run_search(
         goal, clean = checks.check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
         result = run_search(_Towards(model), images, torch.zeros_like(goal), threat, search, options, settings)
-        after = logits_of(model, result.adversarial).argmax(1)
+        after = logits_of(model, result.adversarial.to(images.device)).argmax(1)
         recorded = result.settings | {"goal": goal.tolist()}
         return replace(result, label=clean, clean_prediction=clean, prediction=after, settings=recorded)
     ids = (torch.arange(len(images)) if run.ids is None else run.ids).cpu()

@@ -15,6 +15,7 @@ angle it would be, to first order, if κ·d ≤ ε. Both indicators are standard
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -481,4 +482,4 @@ def checks(rows: RowsByTable) -> Checks:
     }
 
 
-CAUSES = PAPER.study("causes", cells, draw, checks, settings, by_data=True)
+CAUSES = PAPER.study("causes", cells, draw, checks, partial(settings, depths=(1,)), by_data=True)

@@ -75,8 +75,9 @@ def is_tested(claim: Claim) -> bool:
 
 
 def estimate_text(check: Check) -> str:
-    """Format the estimate of a check and its interval."""
-    return "–" if check.estimate is None else " ".join(signed(check.estimate, check.unit))
+    """Format the estimate of a check and its interval, and what it is claimed to be above if not 0."""
+    above = f", above {number(100 * check.least, 1)}" if check.least else ""
+    return "–" if check.estimate is None else " ".join(signed(check.estimate, check.unit)) + above
 
 
 def estimates_line(claim: Claim) -> str:
@@ -114,7 +115,7 @@ def _own_verdicts(claim: Claim) -> list[str]:
     """Return what to write behind the estimate of each check: its verdict if they differ, else nothing."""
     mixed, words = len(set(claim.verdicts) - {"beside"}) > 1, []
     for check, verdict in zip(claim.checks, claim.verdicts, strict=True):
-        below = verdict == "undecided" and check.estimate is not None and check.estimate.high < 0
+        below = verdict == "undecided" and check.excess is not None and check.excess.high < 0
         words.append(f", {verdict}{' after Holm' * below}" * (mixed and check.decides))
     return words
 
@@ -201,9 +202,9 @@ def deciding(claim: Claim) -> Check | None:
     """
     every = claim.verdict == "undecided"
     errors = [
-        (check.estimate.value / check.spread.error, check)
+        (check.excess.value / check.spread.error, check)
         for check, verdict in zip(claim.checks, claim.verdicts, strict=True)
         if check.decides and (every or verdict == claim.verdict)
-        if check.estimate and check.spread and check.spread.error
+        if check.excess and check.spread and check.spread.error
     ]
     return min(errors, key=lambda one: one[0], default=(0.0, None))[1]

@@ -173,10 +173,10 @@ def settings(profile: Profile, **changes: Any) -> dict[str, str]:
     return PAPER.settings("vits", "attacks", "searches", bench=sizes, sense=sense) | {IN_SHORT: vits_in_short(models)}
 
 
-def vit_and_clip_settings(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> dict[str, str]:
+def vit_and_clip_settings(profile: Profile, variants: Sequence[str] = diffclip.TWINS, **changes: Any) -> dict[str, str]:
     """Return the settings shown on a page of ViTs and CLIPs."""
     given = [one for one in clip_models(profile, variants) if isinstance(one, Given)]
-    return settings(profile) | ({"CLIPs": models_in_words(given)} if given else {})
+    return settings(profile, **changes) | ({"CLIPs": models_in_words(given)} if given else {})
 
 
 def clip_settings(profile: Profile) -> dict[str, str]:
@@ -193,7 +193,7 @@ def vit_study(
     cells: Callable[[Profile], Sequence[Cell]],
     draw: Callable[[RowsByTable], Artefact],
     checks: Callable[[RowsByTable], Checks],
-    settings: Callable[[Profile], Mapping[str, str]] = settings,
+    settings: Callable[..., Mapping[str, str]] = settings,
     slow: bool = False,
 ) -> Study:
     """Return a study of ViTs; a slow one, whose measurements take long at every depth, has fewer training seeds."""
@@ -203,7 +203,10 @@ def vit_study(
 
     def shown(profile: Profile) -> Mapping[str, str]:
         about = {"seeds": len(few(profile).seeds), "laptop": profile.name == "laptop"}
-        return {**settings(few(profile) if slow else profile), **PAPER.settings("starts", **about)}
+        own = few(profile) if slow else profile
+        models = (getattr(cell, "model", None) for cell in cells(own))
+        depths = tuple(sorted({model.depth for model in models if isinstance(model, TrainVit)}))
+        return {**settings(own, depths=depths), **PAPER.settings("starts", **about)}
 
     return PAPER.study(name, lambda p: from_both(cells(few(p) if slow else p), p), draw, checks, shown, by_data=True)
 

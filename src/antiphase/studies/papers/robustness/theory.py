@@ -172,6 +172,7 @@ def _depth_checks(rows: RowsByTable) -> Checks:
         "noise-before-signal": quantities(KEPT, ALPHA, what="ln(signal kept) − ln ᾱ"),
         "locally-more-sensitive": models(LIPSCHITZ, "L̄", "DiffViT", "ViT"),
         "attenuated": below_1(BOUND, "−ln(ᾱ·L̄)"),
+        "perturbations-shrink": below_1(OBSERVED, "−ln growth"),
         "bound-holds": quantities(BOUND, OBSERVED, what="ln(ᾱ·L̄) − ln growth"),
         "bound-crosses": crossed(BOUND, "ᾱ·L̄"),
         "growth-crosses": crossed(OBSERVED, "growth"),
