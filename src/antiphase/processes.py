@@ -123,7 +123,7 @@ def start_processes(**options: Any) -> "Accelerator":
     end_group_at_exit()
     options |= {"mixed_precision": "no", "kwargs_handlers": [InitProcessGroupKwargs(timeout=_PATIENCE)]}
     # without cpu=True, accelerate treats each torchrun process on a CPU as a separate run
-    return Accelerator(cpu=not torch.accelerator.is_available(), **options)
+    return Accelerator(cpu=not torch.cuda.is_available(), **options)
 
 
 def sum_gradients(parameters: "Iterable[nn.Parameter]", accelerator: "Accelerator") -> None:

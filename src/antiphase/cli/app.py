@@ -226,7 +226,7 @@ def mistakes_in_one_line() -> Iterator[None]:
     except RuntimeError as error:  # of Path.expanduser
         if "home directory" not in str(error):
             raise
-        _complain("the home directory is not known; set HOME, give paths without ~, and ANTIPHASE_DATA for the data")
+        _complain("no home directory for a ~ or ~NAME; set HOME, give paths without ~, and ANTIPHASE_DATA for the data")
 
 
 def _complain(*lines: str) -> None:
@@ -270,14 +270,16 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
     except (ValueError, RecursionError) as error:
         raise unreadable(path, error, "expected a TOML file") from None
     values: dict[str, Any] = {}
+    flags = {flag.strip("-"): key for key, field in fields.items() for flag in how_typed(field).flags}
     for name, value in stored.items():
-        key, file = name.replace("-", "_"), f"config {shown(str(path))}"
+        key, file = flags.get(name, name.replace("-", "_")), f"config {shown(str(path))}"
         if key not in fields or isinstance(value, dict):
             known = ", ".join(fields).replace("_", "-")
             raise UserError(f"{file}: {shown(name)} is no option; expected some of {known}")
         joined = isinstance(value, list) and how_typed(fields[key]).text is not None
         if isinstance(value, list) and not joined and not _several(fields[key]):
             raise UserError(f"{file}: {name} is a list; expected one value")
+        value = [value] if _several(fields[key]) and not isinstance(value, list) else value
         values[key] = ",".join(map(str, value)) if joined else value
     return values
 

@@ -93,7 +93,7 @@ class Command:
         for warning in result.warnings:
             say(f"warning: {warning}")
         say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
-        summary = result.summary | {"out": str(options.out), "report": str(report)}
+        summary = result.summary | {"warnings": [*result.warnings], "out": str(options.out), "report": str(report)}
         texts = {} if tables is None else {name: result.table(name, tables) for name in result.table_names}
         if not (unmet := result.unmet()):
             return summary, texts

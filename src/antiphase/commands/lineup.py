@@ -214,7 +214,8 @@ def write_run(
     if not this_process().first:
         return
     out, data, digests = options.out, lineup.data, dict[str, str]()
-    for old in ("summary.json", "run.json", "card.json"):  # of an earlier run, which ends here
+    # of an earlier run, which ends here; what was filled in by hand in a card stays, if there is to be another
+    for old in ("summary.json", "run.json", *["card.json"] * bool(getattr(options, "questions", None))):
         (out / old).unlink(missing_ok=True)
     for name, frame in frames.items():
         if frame is None:

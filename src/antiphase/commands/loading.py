@@ -22,6 +22,7 @@ from antiphase.data import ImageSet, load_data
 from antiphase.data.images import FileImages
 from antiphase.errors import UserError, refusing, shown
 from antiphase.models.card import ModelCard, attention_kind, is_own_code, square_of, with_card
+from antiphase.models.schemes.python_code import stated_class_names
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import code_of
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
@@ -173,7 +174,10 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
         for spec, module in modules.items():
             stack.enter_context(evaluating(module))
             if not hasattr(module, "card"):
-                if (source := text.get("data")) is None or "models" in values:
+                if "models" in values:
+                    fix = "give a specification, or a model of load_model or ap.train"
+                    raise UserError(f"model {type(module).__name__}: says nothing of its images; {fix}")
+                if (source := text.get("data")) is None:
                     fix = "as the name of a source or as images, such as antiphase.data.load_data('digits')"
                     raise UserError(f"model {type(module).__name__}: says nothing of its images; give data=, {fix}")
                 if source not in held:
@@ -224,5 +228,6 @@ def _add_card(spec: str, model: nn.Module, images: ImageSet) -> None:
         raise UserError(f"model {name}: returns {got} for one image; expected logits of shape (1, classes)")
     count = logits.shape[1]
     # labels count the outputs, but for those of folders, whose order could be another
-    names = images.class_names if len(images.class_names) == count and not isinstance(images, FileImages) else None
+    given = images.class_names if len(images.class_names) == count and not isinstance(images, FileImages) else None
+    names = stated_class_names(model, count, f"model {name}") or given
     with_card(model, ModelCard(name, spec, attention_kind(model), None, images.image_shape, count, class_names=names))

@@ -1,14 +1,15 @@
 """``antiphase rerun``: a run repeated with the options that it stored, and compared with its repetition."""
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from antiphase.commands import COMMANDS, find_command
-from antiphase.commands.command import Answer, Command
+from antiphase.commands.command import Answer, Command, Refusal
 from antiphase.commands.options import Directory, Options, Quiet, Typed
-from antiphase.commands.run_folder import CLOCK, held_by
+from antiphase.commands.run_folder import held_by, refuse_finished
 from antiphase.errors import UserError, shown
 from antiphase.files import read_json, read_json_lines, read_rows
 from antiphase.registry import imported
@@ -57,9 +58,9 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     repeatable = [each for each in COMMANDS if each not in others and find_command(each).result]
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
-    out = options.out or options.run.with_name(f"{options.run.name}-again")
-    if (out / "run.json").exists() and not (out / CLOCK).exists():
-        raise UserError(f"out {shown(str(out))}: holds a finished run; give a new directory with --out")
+    whole = Path(os.path.abspath(options.run)) if options.run.name in ("", "..") else options.run
+    out = options.out or whole.with_name(f"{whole.name}-again")
+    refuse_finished(out)
     stored |= {"out": str(out), "quiet": options.quiet}
     if name == "evaluate":
         stored |= {"cache": str(out / "features")}  # the features are computed again, too
@@ -72,11 +73,13 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
-        verdict = "equal" if one["equal"] else f"differs: {', '.join(differing) or 'length or schema'}"
+        what = "bytes" if one["file"] == _WEIGHTS else "length or schema"
+        verdict = "equal" if one["equal"] else f"differs: {', '.join(differing) or what}"
         say(f"{one['file']}: {verdict}")
     equal = all(one["equal"] for one in files)
     say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
-    return {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": files}
+    told = {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": files}
+    return told if equal else Refusal(told)
 
 
 def compared(run: Path, again: Path) -> list[dict[str, Any]]:

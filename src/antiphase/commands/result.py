@@ -170,6 +170,9 @@ class Result(ABC):
         """Write the run with its report into a directory, as the command does, and return its path."""
         out = Path(directory)
         with run_folder(out, self.kind):
+            for path in _held(out):
+                if path.name not in {*self.files, WEIGHTS}:  # of an earlier run
+                    path.unlink()
             for name, content in self.files.items():
                 with replacing(out / name) as temporary:
                     temporary.write_bytes(content)
@@ -243,10 +246,14 @@ class Result(ABC):
             yield Path(name)
 
 
+def _held(directory: Path) -> list[Path]:
+    """Return the files of a result in a directory."""
+    return [path for one in _HELD for path in sorted(directory.glob(one)) if path.name not in _NOT_HELD]
+
+
 def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
     """Read the files of a run directory; weights are held in memory unless it stays (``stored``)."""
-    held = (path for pattern in _HELD for path in sorted(directory.glob(pattern)) if path.name not in _NOT_HELD)
-    files = {path.name: path.read_bytes() for path in held if not (stored and path.name == WEIGHTS)}
+    files = {path.name: path.read_bytes() for path in _held(directory) if not (stored and path.name == WEIGHTS)}
     kind = find_command(command).result_type().of_files(files)
     for name in kind.needs:
         if name not in files:

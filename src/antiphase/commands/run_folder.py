@@ -66,6 +66,12 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
             _before.pop(out, None)
 
 
+def refuse_finished(out: Path) -> None:
+    """Refuse a directory that holds a finished run."""
+    if (out / "run.json").exists() and not (out / CLOCK).exists():
+        raise UserError(f"out {shown(str(out))}: holds a finished run; give a new directory with --out")
+
+
 def _start_clock(out: Path, options: Any) -> None:
     same, now, before = digest(options.model_dump_json(exclude=_NO_NUMBER)), time.time(), 0.0
     with contextlib.suppress(UserError, KeyError, TypeError):  # there is none, or it is damaged

@@ -18,6 +18,8 @@ SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
 _RARE = "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm"
 _RARE_SUFFIXES = {f".{suffix}" for suffix in (*_RARE.split(), "npy")}
+_TEXTS = "txt csv tsv json jsonl xml yaml yml md html log ini db py ipynb"  # that lie beside pictures
+_NO_PICTURES = {f".{suffix}" for suffix in _TEXTS.split()}
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _NO_CLASSES = {"images", "labels", "masks", "annotations", "segmentations"}  # of data sets for other tasks
 _SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
@@ -120,7 +122,8 @@ def list_classes(name: str, split: str, root: Path, folders: Sequence[str], clas
         files += images
         labels += [label] * len(images)
     if left_out:
-        reason = f"left out files that Pillow cannot read, {dict(left_out)}; convert them to PNG"
+        reason = f"left out files that Pillow cannot read, or has no reader for by their names, {dict(left_out)}"
+        reason += "; convert them to PNG, or rename them"
         warnings.warn(f"{name}: {reason}", stacklevel=2)
     visible = (entry for entry in os.listdir(root) if not entry.startswith("."))
     if files and (loose := [entry for entry in visible if os.path.splitext(entry)[1].lower() in SUFFIXES]):
@@ -132,8 +135,8 @@ def list_classes(name: str, split: str, root: Path, folders: Sequence[str], clas
 
 
 def missing_files(root: Path, files: Iterable[str]) -> list[str]:
-    """Return the ``files``, relative to ``root``, that do not exist."""
-    return [file for file in files if not os.path.exists(os.path.join(root, file))]
+    """Return the ``files``, relative to ``root``, that are no files."""
+    return [file for file in files if not os.path.isfile(os.path.join(root, file))]
 
 
 def refuse_missing(name: str, root: Path, files: Sequence[str], fix: str) -> None:
@@ -174,8 +177,8 @@ def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], le
             suffix = "" if file.startswith(".") else os.path.splitext(file)[1].lower()
             if suffix in readable:
                 yield f"{below}/{file}"
-            elif suffix in _RARE_SUFFIXES:
-                left_out[suffix] += 1
+            elif not file.startswith(".") and suffix not in _NO_PICTURES:
+                left_out[suffix or "without a suffix"] += 1
 
 
 def _refuse(error: OSError) -> None:

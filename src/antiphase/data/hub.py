@@ -202,15 +202,18 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
     split = choose_split(name, split, [part for part in SPLITS if part in named])
     first, *others = named[split].values()
     if others:
-        several = f"{len(others) + 1} configurations or splits, {', '.join(sorted(named[split]))}"
-        raise UserError(f"{name} ({split}): {several}; give one, such as parquet:{first[0].parent}")
+        listed = ", ".join(rest or "(unnamed)" for rest in sorted(named[split]))
+        several = f"{len(others) + 1} configurations or splits, {listed}"
+        alone = first[0].parent if all(first[0].parent != one[0].parent for one in others) else first[0]
+        raise UserError(f"{name} ({split}): {several}; give one, such as parquet:{alone}")
     return split, first
 
 
 def _split_and_rest(path: Path) -> tuple[str | None, str]:
-    """Return the split that the words of a path name, and its other words but shards' numbers."""
-    text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-", "", path.with_suffix("").as_posix().lower())  # of a UUID
-    words = [word for word in re.split(r"[-_. /]+", text) if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
+    """Return the split that the words of a path name, and its other words but shards' numbers in the file's name."""
+    text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-", "", path.stem.lower())  # of a UUID
+    words = [word for word in re.split(r"[-_. ]+", text) if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
+    words = [*filter(None, re.split(r"[-_. /]+", path.parent.as_posix().lower())), *words]
     splits = [split_named(word.rstrip("0123456789")) for word in words]
     place = max((place for place, split in enumerate(splits) if split), default=-1)
     rest = (word for at, word in enumerate(words) if at != place)  # dev/train is no part of test/train

@@ -116,11 +116,12 @@ def published_wnids(name: str, classes: int = CLASSES) -> tuple[str, ...] | None
 def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     """Return class names as words: ImageNet's or WordNet's for wnids, underscores as spaces; warn of what is no word.
 
-    A number or wnid before every name, as of folders, is left out.
+    A number or wnid before every name, as of folders, is left out if the rest tells the classes apart.
     """
     known: dict[str, str] = {}
     numbered = [_NUMBERED.match(name) for name in class_names]
-    class_names = [one[1] for one in numbered if one] if all(numbered) else class_names
+    bare = [one[1] for one in numbered if one]
+    class_names = bare if len(set(bare)) == len(class_names) else class_names  # else numbers alone tell some apart
     if wnids := list(filter(WNID.fullmatch, class_names)):
         from timm.data.imagenet_info import ImageNetInfo
 

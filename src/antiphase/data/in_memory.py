@@ -101,6 +101,9 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
         return several.pop()
     if getattr(data, "target_transform", None) is not None:  # labels need not count the classes any more
         return None
+    if getattr(data, "_target_types", ["category"]) != ["category"]:  # OxfordIIITPet's cats and dogs, or masks
+        cats_and_dogs = data._target_types == ["binary-category"]
+        return ordered_names(getattr(data, "bin_classes", None)) if cats_and_dogs else None
     if wnids := ordered_names(getattr(data, "wnids", None)):  # ImageNet's, with two classes called crane
         return tuple(prompt_names().get(wnid, wnid) for wnid in wnids)
     names, numbered = (ordered_names(getattr(data, field, None)) for field in ("classes", "class_to_idx"))

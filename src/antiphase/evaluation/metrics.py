@@ -70,15 +70,18 @@ def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
     return rows.select("seed", "unit", "group", value=value.cast(pl.Float64))
 
 
-def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,)) -> list[Metric]:
-    """Return top-k accuracies and the mean of the first over the classes; a constant answer has the k largest."""
+def accuracies(setting: str, rows: pl.DataFrame, groups: Groups | None, tops: Sequence[int] = (1,)) -> list[Metric]:
+    """Return top-k accuracies and the mean of the first over the classes; a constant answer has the k largest.
+
+    Chance is among all classes, ``groups``; None: among those that occur.
+    """
     shares = rows.group_by("group").agg(pl.len() / len(rows))["len"].sort(descending=True)
-    chance = 1 / len(shares)
+    chance = 1 / len(groups or shares)
     found = []
     for k in tops:
         hits, most = observed(rows, pl.col("rank") < k), float(shares[:k].sum())
         found.append(Metric(setting, f"top-{k}", hits, chance=min(1.0, k * chance), constant=most))
-    return [*found, replace(found[0], name="per class", by_group=True, constant=chance)]
+    return [*found, replace(found[0], name="per class", by_group=True, constant=1 / len(shares))]
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:

@@ -129,10 +129,14 @@ def described_models(rows: pl.DataFrame, cards: Sequence[Mapping[str, Any]]) -> 
 def by_seed(models: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Group the names of models by attention and by name without the seed at its end, under the family's name."""
     groups: dict[tuple[str, str, bool], list[str]] = {}
+    seeds = {model["name"]: model["seed"] for model in models}
     for model in models:
         name, seed = model["name"], model["seed"]
-        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
-        groups.setdefault((model["attention"], stem, seed is None), []).append(name)
+        stem = name if seed is None else re.sub(rf"[-_]?(seed|s)?[-_]?(?<!\d){seed}$", "", name) or name
+        same = groups.setdefault((model["attention"], stem, seed is None), [])
+        if seed in map(seeds.get, same):  # not the same models, trained with several seeds
+            same = groups.setdefault((model["attention"], name, seed is None), [])
+        same.append(name)
     taken = [stem for _, stem, _ in groups] + [model["name"] for model in models]
     return {
         (stem if taken.count(stem) == 1 else f"{stem}, {attention}") if len(names) > 1 else names[0]: names

@@ -154,6 +154,14 @@ def is_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output:
     return getattr(func, "__name__", "") == "softmax" and isinstance(output, Tensor) and axis in (-1, output.ndim - 1)
 
 
+def attended(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> tuple[int, int] | None:
+    """Return over how many queries and keys a call of torch attends: a softmax of three axes or more, or fused."""
+    if func is F.scaled_dot_product_attention:
+        sides = dict(zip(("query", "key"), args, strict=False)) | kwargs
+        return sides["query"].shape[-2], sides["key"].shape[-2]
+    return output.shape[-2:] if is_softmax(func, args, kwargs, output) and output.ndim > 2 else None
+
+
 def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> set[int]:
     """Return of how many tokens a call of torch multiplies two tensors for all pairs, as q·kᵀ does; mostly empty."""
     sides = [one.shape[1:] for one in args if isinstance(one, Tensor) and one.ndim > 2]

@@ -147,9 +147,7 @@ def _sample_parts(block: pl.DataFrame) -> np.ndarray:
 
 
 def _statistics(block: pl.DataFrame) -> dict[str, Statistic]:
-    attention = block["attention"][0]
-    one_map = not (block["second"] != 0).any() if attention in ("none", "unknown") else attention == "softmax"
-    return _NORM if one_map else _TWO_MAPS
+    return _TWO_MAPS if block["attention"][0] != "softmax" and (block["second"] != 0).any() else _NORM
 
 
 def explanation(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> pl.DataFrame:
@@ -182,7 +180,8 @@ def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.Da
 
 def prediction_error(rows: pl.DataFrame) -> float:
     """Return the largest relative difference between ‖J_DA‖ by Theorem 1 and as measured with the same probes."""
-    measured = rows.filter(pl.col("attention") == "differential", pl.col("moved").is_not_null())
+    two_maps = pl.col("attention") == "differential", pl.col("second") > 0
+    measured = rows.filter(*two_maps, pl.col("moved").is_not_null())
     if measured.is_empty():
         return 0.0
     columns = ("first", "second", "cross", "lam", "moved")

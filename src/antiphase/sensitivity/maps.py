@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
@@ -35,7 +34,8 @@ Exit = tuple[Call, set[int]]
 HOW = "give its class an adapter with antiphase.sensitivity.register, or None in place of one to ignore it"
 _PARTS = 4  # modules of standard attention that one of differential attention may be made of
 _OPPOSED = -0.8  # cosine of two outputs' slopes below which one is subtracted from the other
-_WATCHED: weakref.WeakKeyDictionary[nn.Module, set[str | None]] = weakref.WeakKeyDictionary()  # by what ran
+# the modules that were there when calls of a kind were watched
+_WATCHED: weakref.WeakKeyDictionary[nn.Module, dict[Any, weakref.WeakSet[nn.Module]]] = weakref.WeakKeyDictionary()
 _SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose output is part of a difference
 
 
@@ -59,14 +59,14 @@ def record(
     if graph and any(parameter.is_inference() for parameter in model.parameters()):
         raise UserError("the model was created in torch.inference_mode(), without gradients: load it outside")
     call = call or default_call(model, inputs)
-    way = getattr(call, "__qualname__", None)  # each function that runs may use other modules
-    watch = way not in _WATCHED.setdefault(model, set())
+    way, parts = _way(model, call), set(model.modules())
+    watch = way is None or set(_WATCHED.setdefault(model, {}).get(way, ())) != parts
     with torch.set_grad_enabled(graph):
         calls, left_out = observe(model, inputs, call, tangent, watch)
     for one in left_out:
         if one.why == "unknown" or not calls:
             raise one.error
-    _WATCHED[model].add(way)
+    _WATCHED.setdefault(model, {})[way] = weakref.WeakSet(parts)
     for kind, error in {type(one.module): one.error for one in reversed(left_out) if watch}.items():
         warnings.warn(f"{error}; {kind.__name__} is left out of the measurement", stacklevel=2)
     if not calls:
@@ -98,6 +98,14 @@ class LeftOut(NamedTuple):
         return UserError(f"{self.name}: {_WHY[self.why].format(kind=kind, reason=self.reason)}")
 
 
+def _way(model: nn.Module, call: Callable[..., Any]) -> Any:
+    """Return what calls that run the same modules share: a method of a module, or a function of ours; else None."""
+    owner, name = getattr(call, "__self__", call), getattr(call, "__qualname__", "")
+    if isinstance(owner, nn.Module):
+        return id(owner), name
+    return name if str(getattr(call, "__module__", "")).startswith("antiphase.") else None
+
+
 def observe(
     model: nn.Module, inputs: Inputs, call: Callable[..., Any], tangent: Tensor | None, watch: bool
 ) -> tuple[list[Call], list[LeftOut]]:
@@ -122,11 +130,11 @@ def observe(
         minus = None if inside else detection.subtraction(func, args, kwargs)
         if minus is not None and minus[0].shape == minus[1].shape:
             subtracted.add(minus[0].shape)
-        sides = dict(zip(("query", "key"), args, strict=False)) | kwargs
-        fused = func is scaled_dot_product_attention and sides["query"].shape[-2] == sides["key"].shape[-2]
+        queries, keys = detection.attended(func, args, kwargs, output) or (0, 0)
+        if queries != keys > 2 and not inside:  # no map of all tokens, as of chunks of queries or of pooling
+            paired[-1].add(keys)
         hidden = getattr(func, "__name__", "") in detection.HIDES_MAPS
-        makes_maps = fused or hidden or detection.softmax_rows(func, args, kwargs, output)
-        if makes_maps and not any(map(is_known, inside)):
+        if (hidden or queries == keys > 0) and not any(map(is_known, inside)):
             maps[-1].add(next(numbers))
         return output
 

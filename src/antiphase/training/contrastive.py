@@ -97,8 +97,8 @@ def train_clip(
             last[:] = [share.images[share.valid].to(accelerator.device).to(model.logit_scale.dtype) / 255]
             if len(last[0]):
                 warm = min(1.0, (step + 1) / steps)  # strengths rise over the first epoch
-                for penalty in penalties(penalised(last[0], step), strengths, warm):
-                    (penalty / world).backward()
+                if found := list(penalties(penalised(last[0], step), strengths, warm)):  # they share a graph
+                    (sum(found) / world).backward()
 
         def note_bad(lines: Iterable[str]) -> None:
             known = len(bad)

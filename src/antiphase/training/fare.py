@@ -78,6 +78,7 @@ def fine_tune(
             order = torch.randperm(len(images), generator=generator(recipe.seed, "order", epoch))
             for batch in order.split(recipe.batch_size)[first:]:
                 share = batch[accelerator.process_index :: world]
+                weight, share = float(len(share) > 0), share if len(share) else batch[:1]  # as in training.classifier
                 x, keys = images.images(share).to(device), adversarial.start_keys(recipe.seed, epoch, images.ids[share])
                 target = targets(x)
 
@@ -86,7 +87,7 @@ def fine_tune(
 
                 adversary = recipe.fare
                 point = adversarial.ascend(x, adversary, adversary.eps, keys.to(device), slope, adversary.steps)
-                loss = distances(point, target).sum() / len(batch)
+                loss = weight * distances(point, target).sum() / len(batch)
                 loss.backward()
                 sum_gradients(tower, accelerator)
                 yield loss.detach() * world, len(batch)  # the loop takes the mean over the processes

@@ -146,7 +146,7 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Train to the end, bit for bit also if it resumes from the state file in ``out``, and return the log."""
     path, steps = out / STATE_FILE, task.steps_per_epoch
-    standing = _load(task, identity, path) if path.exists() else _Standing()
+    standing = _load(accelerator, task, identity, path) if path.exists() else _Standing()
     if accelerator.num_processes > 1:
         began_at: Any = accelerator.gather(torch.tensor([standing.step], device=accelerator.device))
         if len(different := set(began_at.tolist())) > 1:
@@ -249,8 +249,8 @@ def _write_state(task: Task, standing: _Standing, identity: str, path: Path, acc
         save_file(tensors, temporary, metadata)
 
 
-def _load(task: Task, identity: str, path: Path) -> _Standing:
-    model, optimizer = getattr(task.model, "module", task.model), task.optimizer
+def _load(accelerator: Accelerator, task: Task, identity: str, path: Path) -> _Standing:
+    model, optimizer = accelerator.unwrap_model(task.model), task.optimizer
     weights: dict[str, Tensor] = {}
     slots: dict[int, dict[str, Tensor]] = {}
     try:

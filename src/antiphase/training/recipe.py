@@ -110,7 +110,7 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """Return the learning rate of a step (from 0): linear warm-up, then constant or half a cosine to 0."""
     warmup = recipe.warmup_epochs * steps_per_epoch
     if step < warmup:
-        return recipe.learning_rate * (step + 1) / warmup
+        return recipe.learning_rate * min(1.0, (step + 1) / warmup)
     if recipe.schedule == "constant":
         return recipe.learning_rate
     total = recipe.epochs * steps_per_epoch
@@ -176,5 +176,5 @@ def half_cosine(step: int, steps: int, warmup: float) -> float:
     """Return the share of the peak rate at a step (from 0): linear warm-up in a share of the steps, half a cosine."""
     rising = warmup * steps
     if step < rising:
-        return (step + 1) / rising
+        return min(1.0, (step + 1) / rising)
     return 0.5 * (1.0 + math.cos(math.pi * (step - rising) / max(1.0, steps - rising)))

@@ -129,8 +129,7 @@ def image_tokens(model: nn.Module) -> Tower:
         expected = "a CLIP of train-clip, open_clip or transformers, a released DiffCLIP, or a ViT of antiphase train"
         raise UserError(f"{type(model).__name__} has no image tokens: expected {expected}")
     normalize, square = model.normalize, model.square
-    changed = {name: value for name, value in asdict(square).items() if value != getattr(Square(0), name)}
-    about |= {"interpolation": square.interpolation, **changed}
+    about |= _described(square)
     about |= {name: getattr(normalize, name).flatten().tolist() for name in ("mean", "std")}
     return Tower(visual, square, about | ({"bgr": True} if normalize.bgr else {}), normalize)
 
@@ -140,9 +139,10 @@ def build_tower(reference: dict[str, Any]) -> Tower:
     with torch.random.fork_rng(devices=[]):
         if reference["kind"] == "antiphase":
             config = VitConfig.model_validate(reference["config"])
-            return _our_tower(build_vision(config), config, Square(config.image_size, reference["interpolation"]))
+            square = Square(**{"size": config.image_size} | {k: v for k, v in reference.items() if k in _SQUARE})
+            return _our_tower(build_vision(config), config, square)
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
-        square = Square(**{one.name: reference[one.name] for one in fields(Square) if one.name in reference})
+        square = Square(**{name: value for name, value in reference.items() if name in _SQUARE})
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
@@ -160,7 +160,17 @@ def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Squa
     if config is None:
         raise UserError("the image tower was built by hand; expected one built from a configuration")
     about = {"kind": "antiphase", "config": config.model_dump(mode="json")}
-    return Tower(visual, square, about | {"interpolation": square.interpolation})
+    about |= {name: value for name, value in _described(square).items() if name != "size"}
+    return Tower(visual, square, about)
+
+
+_SQUARE = {one.name for one in fields(Square)}
+
+
+def _described(square: Square) -> dict[str, Any]:
+    """Return the interpolation of a square, and what else is not as usual."""
+    changed = {name: value for name, value in asdict(square).items() if value != getattr(Square(0), name)}
+    return {"interpolation": square.interpolation, **changed}
 
 
 class Prompt:

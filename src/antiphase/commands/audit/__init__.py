@@ -47,7 +47,7 @@ AttackNames = Annotated[
     str,
     BeforeValidator(lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value),
     AfterValidator(_each_known),
-    fields.Typed(metavar="ATTACK,…"),
+    fields.Typed(metavar="ATTACK,…", text=str),
     Field(description=_ATTACKS),
 ]
 
@@ -199,7 +199,8 @@ class AuditOptions(fields.Measurement):
 
     @property
     def names(self) -> list[str]:
-        return self.attack.split(",")
+        """The attacks, controls last."""
+        return sorted(self.attack.split(","), key=lambda name: find(ATTACKS, name, "attack").control is None)
 
     @property
     def ensemble(self) -> "Ensemble":

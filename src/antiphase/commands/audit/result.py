@@ -11,7 +11,6 @@ and quotes one ε. It depends on which differences are decided, see :mod:`antiph
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +142,16 @@ class AuditResult(Result):
         }
         compared = {sides: (self._pairs_of[sides], frame) for sides, frame in means.items()} | singles
         if compared:
-            return list(starmap(self._headline, compared.items()))
+            return [self._headline(place, *pair) for place, pair in enumerate(compared.items())]
         model = self.models[0]["name"]
         own = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
         middle = own.row((len(own) - 1) // 2, named=True)
         title = answer("audit.txt", "title_alone", {"model": model}, **middle)
         shown = own.with_columns(decided=1, difference="value")
-        plot = partial(self._plot, [model], [[model]], shown, shown, middle["eps"])
+        plot = partial(self._plot, "answer-0", [model], [[model]], shown, shown, middle["eps"])
         return [Headline(title, _words("lead_alone", **middle), plot=plot)]
 
-    def _headline(self, names: tuple[Any, ...], of: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
+    def _headline(self, place: int, names: tuple[Any, ...], of: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
         pairs, frame = of
         own = _of(frame, self._attack).sort("eps")
@@ -171,11 +170,17 @@ class AuditResult(Result):
         condition = words.attack_condition(*self._attack, settings.get(self._attack[0], settings).get("steps"))
         values |= {"images": self.accuracy["n"].max(), "condition": condition}
         title, lead = answer("audit.txt", "title", named, **values), _words("lead", **values | named)
-        plot = partial(self._plot, names, sides, own, single, quoted["eps"])
+        plot = partial(self._plot, f"answer-{place}", names, sides, own, single, quoted["eps"])
         return Headline(title, lead, _words("condition", **values), plot)
 
     def _plot(
-        self, names: Sequence[str], sides: Sequence[Any], shown: pl.DataFrame, single: pl.DataFrame, quoted: float
+        self,
+        name: str,
+        names: Sequence[str],
+        sides: Sequence[Any],
+        shown: pl.DataFrame,
+        single: pl.DataFrame,
+        quoted: Any,
     ) -> Plot:
         """Draw differences or rates by ε, those of ``single`` models or pairs as dots, above the accuracies."""
         rows, accuracies = [], []
@@ -183,12 +188,12 @@ class AuditResult(Result):
             estimates = [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()]
             rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == quoted))
         accuracy_of = {row["model"]: words.estimate_of(row) for row in self.accuracy.to_dicts()}
-        for name, models in zip(names, sides, strict=True):
-            accuracies.append((name, self.colors[name], [accuracy_of[one] for one in dict.fromkeys(models)]))
+        for one, models in zip(names, sides, strict=True):
+            accuracies.append((one, self.colors[one], [accuracy_of[each] for each in dict.fromkeys(models)]))
         title, below = "Attack success rate", "Accuracy without an attack"
         caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
         figure = figures.answer_figure(title, rows, below, accuracies, figures.chance(self.models))
-        return Plot(f"answer-{names[0]}", figure, caption)
+        return Plot(name, figure, caption)
 
     @property
     def _attack(self) -> tuple[str, str]:

@@ -24,9 +24,8 @@ from antiphase.report.table import Field, Table, difference_field, estimate_fiel
 from antiphase.report.words import attack_name, estimate_of, number, p_text, with_interval
 from antiphase.terminal import eps_label
 
-# options that affect no result, or that settings have under another name
-_NO_SETTING = {"out", "quiet", "device", "batch_size", "cache", "track", "model", "models", "against"}
-_NO_SETTING |= {"eps", "seed", "nested", "settings"}
+_NO_SETTING = {"out", "quiet", "device", "batch_size", "cache", "track"}  # options that affect no result
+_RECORDED = {"model", "models", "against", "eps", "seed", "nested", "settings"}  # that settings have by another name
 
 
 def run(options: CompareOptions, command: str) -> None:
@@ -96,7 +95,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, str]:
     settings = record.get("settings", {})
     flat = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
     parts = {name: value for name, value in settings.items() if name not in flat}
-    known = _NO_SETTING.union(flat, *parts.values())
+    known = _NO_SETTING.union(flat, *parts.values(), _RECORDED if settings else ())
     flat |= {f"{name}: {key}": value for name, part in parts.items() for key, value in part.items()}
     flat |= {name: value for name, value in record.get("options", {}).items() if name not in known}
     flat |= {"images": record.get("n"), "data": record.get("data"), "hardware": record.get("hardware")}

@@ -98,6 +98,8 @@ def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metri
         stored |= {FOLDER: str(Path.cwd())}
     metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
     if module is not None:
+        if options.new_head:  # as the copy that was trained
+            with_new_head(module, len(images.class_names), options.seed)
         path = options.out / checkpoints.WEIGHTS_FILE
         checkpoints.load_into(module, checkpoints.read_weights(path), str(path))
     return metrics
@@ -240,6 +242,8 @@ def _finetune(options: train.FinetuneOptions, left_out: list[str]) -> Metrics:
     model = copy.deepcopy(model)  # one that was given stays as it is
     if not isinstance(model, CLIP) or model.config is None:
         raise UserError(f"{card_of(model).spec}: expected a CLIP of antiphase, such as a run of train-clip")
+    if SQUARE in (card_of(model).recipe or {}):
+        raise UserError(f"{card_of(model).spec}: prepares images as no CLIP of train-clip does")
     how = {"image_size": model.image_shape[1], "channels": 3, "progress": not options.quiet}
     images = with_own_pixels(load_data(options.data, split="train", limit=options.limit, **how), [model])
     left_out += images.left_out

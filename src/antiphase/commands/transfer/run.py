@@ -66,6 +66,7 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
     what |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
     # auto shares rows with float32, as in audit
     what |= {"precision": "bf16"} if options.precision == "bf16" else {}
+    what |= {"compile": True} if options.compile else {}
     cache = Cache(options.out, what, _CELL_SCHEMA, data.ids.tolist(), this_process())
     how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision", "compile")}
     how |= {"progress": "" if options.quiet else f"{surrogate} {options.attack} ε={eps_label(eps)}"}

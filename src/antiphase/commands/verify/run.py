@@ -12,6 +12,7 @@ from antiphase.commands.audit import AttackOptions, AuditOptions
 from antiphase.commands.audit.card import BY_HAND, RobustnessCard, card_of_run, read_card
 from antiphase.commands.command import Answer, Refusal
 from antiphase.commands.loading import PREFIX, check_code
+from antiphase.commands.run_folder import refuse_finished
 from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
 from antiphase.models.schemes.robustbench import leaderboard
@@ -85,6 +86,8 @@ def answer(options: VerifyOptions, _: str) -> Answer:
 def _verified(options: VerifyOptions) -> Verification:
     from antiphase.commands.audit.run import fingerprints
 
+    if options.out is not None:
+        refuse_finished(options.out)
     if str(options.card).startswith(SCHEME):
         return _of_leaderboard(options, str(options.card).removeprefix(SCHEME))
     if options.limit is not None:

@@ -19,6 +19,8 @@ from typing import Any
 
 from torch import nn
 
+from antiphase.data.decoding import Square
+from antiphase.data.in_memory import ordered_names
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import digest
 from antiphase.models.checkpoints import check_finite, file_and_set, files_of, load_into, read_state
@@ -98,19 +100,30 @@ def _python(wanted: Wanted) -> nn.Module:
         model: Any = to_evaluation(differentiable(model))
         name, code = wanted.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
-            if (square := getattr(model, "square", None)) is None:
+            if not isinstance(square := getattr(model, "square", None), Square):
                 example = "antiphase.data.decoding.Square(224)"
                 raise UserError(f"{spec}: a dual encoder needs an attribute square, such as {example}")
             return wanted.loaded(model, name, image_shape=(3, square.size, square.size), code=code)
         stated = getattr(model, "image_shape", None)
         try:
             channels, height, width = map(int, (0, 0, 0) if stated is None else stated)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
         shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
-        names = getattr(model, "class_names", None)
-        names = tuple(map(str, names)) if names is not None and len(names) == count else None
+        names = stated_class_names(model, count, spec)
         return wanted.loaded(model, name, count, image_shape=shape, class_names=names, any_size=any_size, code=code)
+
+
+def stated_class_names(model: Any, count: int, spec: str) -> tuple[str, ...] | None:
+    """Return the names that a user's model has for its outputs, as an attribute ``class_names``; None without one."""
+    if (stated := getattr(model, "class_names", None)) is None:
+        return None
+    if (names := ordered_names(stated)) is None or len(names) != count:
+        got = f"{len(names)} names" if names else shown(stated)
+        raise UserError(
+            f"{spec}: class_names: got {got}; expected one name for each of {count} outputs, in their order"
+        )
+    return names
 
 
 def _file_of(where: str) -> Path | None:

@@ -138,13 +138,19 @@ def share_of_time(begin: Callable[[int], Step], strengths: Strengths) -> float:
     ``begin`` returns the step of a number. The time of the adversary, and of AWP's second pass, is not in it.
     """
 
+    def now() -> float:
+        if not torch.cuda.is_available():
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
     def seconds(strengths: Strengths) -> float:
-        began = time.process_time()
+        began = now()
         for number in range(2 * EVERY):
             step = begin(number)
             weights = [weight for weight in step.model.parameters() if weight.requires_grad]
             torch.autograd.grad(defended_loss(step, strengths), weights, allow_unused=True)
-        return time.process_time() - began
+        return now() - began
 
     without = seconds({})
     return max(0.0, 1.0 - without / seconds(strengths))
