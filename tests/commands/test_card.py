@@ -219,3 +219,21 @@ def test_what_is_no_card_is_one_line(tmp_path, run_cli, text):
         (tmp_path / "card.json").write_text(text)
     code, out, err = run_cli("verify", tmp_path, "--json")
     assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_what_was_filled_in_by_hand_stays_when_the_command_is_repeated(tmp_path, run_cli):
+    words = ("attack", "specimen:vit-0", "--attack", "fgsm", "--eps", "1/255", "--limit", "3", "-q", "--out", tmp_path)
+    assert run_cli(*words)[0] == 0
+    content = json.loads((tmp_path / "card.json").read_text())
+    content["models"][0] |= {"venue": "ICLR 2026"}
+    (tmp_path / "card.json").write_text(json.dumps(content))
+    assert run_cli(*words)[0] == 0
+    assert read_card(tmp_path).models[0].venue == "ICLR 2026"
+
+
+def test_a_finished_run_does_not_confirm_itself(audited, run_cli):
+    before = {path.name: path.read_bytes() for path in audited.iterdir() if path.is_file()}
+    code, _, err = run_cli("verify", audited, "--out", audited)
+    assert code == 2
+    assert "holds a finished run; give a new directory with --out" in err
+    assert before == {path.name: path.read_bytes() for path in audited.iterdir() if path.is_file()}

@@ -204,3 +204,12 @@ def test_studies_are_compared_claim_by_claim():
     assert (row["metric"], row["difference"]) == ("s: fragile, 1/255 (holds and undecided)", 0.125)
     assert [line["setting"] for line in result.summary["differing_settings"]] == ["profile"]
     assert "undecided), first minus second: 0.125 (no interval)" in result.line()
+
+
+def test_of_trainings_that_differ_in_model_or_seed_that_is_said(tmp_path):
+    runs = [
+        _training(tmp_path / f"{place}", [1.0, 0.5], model=model, seed=seed)
+        for place, (model, seed) in enumerate([("vit", 0), ("vit", 1), ("diffvit", 0)])
+    ]
+    for other, expected in ((runs[1], "seed"), (runs[2], "model")):
+        assert [row["setting"] for row in ap.compare(runs[0], other).summary["differing_settings"]] == [expected]

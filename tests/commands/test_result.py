@@ -1,5 +1,6 @@
 """Results of the Python functions: what the commands compute, held in memory, shown, compared, saved and opened."""
 
+import json
 import os
 import re
 import tempfile
@@ -285,3 +286,20 @@ def test_the_package_lists_its_functions():
     assert {"audit", "attack", "sense", "certify", "evaluate", "look", "train", "study", "open"} <= set(dir(ap))
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", ap.__version__)
     assert [name for name in dir(ap) if getattr(ap, name, None) is None] == []
+
+
+def test_what_is_saved_over_another_result_is_alone(tmp_path, audited):
+    sensed = ap.audit("specimen:diffvit-1", **{**FAST, "sense_limit": 2})
+    sensed.save(tmp_path / "run")
+    assert (tmp_path / "run" / "alignment.parquet").exists()
+    audited.save(tmp_path / "run")
+    again = ap.open(tmp_path / "run")
+    assert set(again.files) - {"card.json"} == set(audited.files) - {"card.json"}
+    assert again.table_names == audited.table_names
+
+
+def test_the_json_of_an_audit_has_its_warnings(tmp_path, run_cli):
+    words = ("--limit", "5", "--attack", "fgsm", "--sense-limit", "0", "--json", "-q", "--out", tmp_path)
+    code, out, _ = run_cli("audit", "specimen:vit-0", "--against", "specimen:diffvit-1", *words)
+    assert code == 0
+    assert json.loads(out)["warnings"] == json.loads((tmp_path / "run.json").read_text())["warnings"]

@@ -246,3 +246,13 @@ def test_the_time_before_a_kill_counts_with_the_same_options_only(tmp_path):
         assert datetime.fromisoformat(end["date"]).timestamp() == pytest.approx(time.time(), abs=5)
     assert finished(out, time.monotonic())["seconds"] < 5
     assert not (out / CLOCK).exists()
+
+
+def test_a_control_that_is_named_first_is_no_worst_case(tmp_path, data):
+    plan = attack_options((0.02,), attack="noise,pgd", steps=2, fail_under=("robust 1% @ 0.02",))
+    assert plan.names == ["pgd", "noise"]
+    audit([_model(2)], [], data, plan, tmp_path)
+    assert pl.read_parquet(tmp_path / "rows.parquet")["attack"].unique(maintain_order=True).to_list() == [
+        "pgd",
+        "noise",
+    ]

@@ -9,6 +9,7 @@ import torch
 import antiphase as ap
 from antiphase.attacks import Threat, pgd
 from antiphase.commands.result import open_result
+from antiphase.commands.transfer import run
 
 NAMES, COUNT, EPS, STEPS = ("vit-0", "diffvit-0", "vit-1"), 24, 16 / 255, 5
 SIZE = ("--limit", COUNT, "--steps", STEPS, "--device", "cpu", "-q")
@@ -100,3 +101,18 @@ def test_what_cannot_transfer_is_refused(tmp_path, run_cli, words, message):
     assert code == 2
     assert message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_a_compiled_search_are_its_own(tmp_path, monkeypatch):
+    kept = []
+
+    def stopped(out, what, *rest):
+        kept.append(what)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "Cache", stopped)
+    monkeypatch.setenv("CXX", "true")  # is there, and not called
+    for compiled in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            ap.transfer("specimen:vit-0,specimen:vit-1", limit=2, steps=1, compile=compiled, out=tmp_path, quiet=True)
+    assert kept[1] == kept[0] | {"compile": True}

@@ -312,3 +312,15 @@ def test_tiny_imagenet_that_is_absent_or_damaged_is_one_line(tiny, tmp_path):
     (tiny / "words.txt").unlink()
     with pytest.raises(UserError, match=r"words\.txt"):
         load_data("tiny-imagenet", root=tiny)
+
+
+def test_files_of_a_class_whose_names_are_no_pictures_are_counted(tmp_path, write_image):
+    write_image(tmp_path / "a" / "1.png")
+    for name in ("2", "3.png.1", "4.jpg_large", "notes.txt", ".hidden"):
+        (tmp_path / "a" / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match="left out files") as said:
+        assert len(load_data(f"folder:{tmp_path}")) == 1
+    (warning,) = said
+    counted = ("without a suffix", ".1", ".jpg_large")
+    assert all(f"'{kind}': 1" in str(warning.message) for kind in counted)
+    assert "txt" not in str(warning.message)

@@ -141,6 +141,8 @@ def test_class_names_are_words_of_a_text():
     assert class_words(["n00005787"]) == ("benthos",)  # of ImageNet-21k
     assert class_words(["n02085620-Chihuahua", "n02091032-Italian_greyhound"]) == ("Chihuahua", "Italian greyhound")
     assert class_words(["001.Black_footed_Albatross", "002.Crow"]) == ("Black footed Albatross", "Crow")
+    assert class_words(["2_wheeler", "4_wheeler"]) == ("2 wheeler", "4 wheeler")  # only the number tells them apart
+    assert class_words(["1_cat", "2_dog", "3_dog"]) == ("1 cat", "2 dog", "3 dog")
     assert class_words(["7 up", "cola"]) == ("7 up", "cola")
 
 

@@ -162,6 +162,12 @@ def test_class_names_survive_wrappers_of_torch(wrap):
         ({"classes": {"ant": 1, "mole": 5, "zebra": 0}}, None),
         ({"classes": lambda: NAMES}, None),
         ({"classes": NAMES, "target_transform": lambda label: 2 - label}, None),
+        ({"classes": NAMES, "_target_types": ["category"]}, NAMES),
+        (
+            {"classes": ("Abyssinian",), "bin_classes": ["Cat", "Dog"], "_target_types": ["binary-category"]},
+            ("Cat", "Dog"),
+        ),
+        ({"classes": NAMES, "_target_types": ["segmentation"]}, None),
     ],
 )
 def test_class_names_in_any_form_are_in_order_or_unknown(attributes, names):
@@ -353,6 +359,9 @@ def test_parquet_files_of_several_configurations_are_refused(tmp_path):
         (["extra.parquet", "unlabeled.parquet"], "2 configurations or splits, extra, unlabeled"),
         (["fold/a.parquet", "test-labels/a.parquet"], None),
         (["0001.parquet", "0002.parquet"], None),
+        (["224/test/0000.parquet", "384/test/0000.parquet"], "2 configurations or splits, 224, 384; give one, such as"),
+        (["1.0.0/test/0.parquet", "2.0.0/test/0.parquet"], "2 configurations or splits, 1 0 0, 2 0 0"),
+        (["test_clean.parquet", "test.parquet"], r"\(unnamed\), clean; give one, such as parquet:.*/test.*\.parquet"),
         (["part-0-3f2a99c01b7d.parquet", "part-1-77aa99c01b7d.parquet"], None),
     ],
 )

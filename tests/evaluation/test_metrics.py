@@ -57,6 +57,8 @@ def test_levels_of_chance_and_of_a_constant_answer():
         "top-5": pytest.approx((5 / 6, 7 / 8)),
         "per class": sixth,
     }
+    (first, *_) = task_metrics("zero-shot", classified(labels, labels < 1), groups=[str(n) for n in range(1000)])
+    assert (first.chance, first.constant) == pytest.approx((1 / 1000, 3 / 8))  # of all classes, not those that occur
     constant = named("probe", classified(labels, labels == 0, setting="norm"))
     for name in ("top-1", "per class"):
         metric = constant["norm", name]

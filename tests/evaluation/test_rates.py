@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import ROW_SCHEMA, clean_accuracy, compare, rates, summarise_rates
+from antiphase.evaluation.rates import ROW_SCHEMA, by_seed, clean_accuracy, compare, rates, summarise_rates
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import paired_difference, proportion
 
@@ -163,3 +163,16 @@ def test_summary_of_one_model_has_no_comparisons_and_needs_its_rows():
     assert summarise_rates(table(*VIT), [card], [])["comparisons"] == []
     with pytest.raises(UserError, match="'vit-1'"):
         summarise_rates(table(*VIT), [card | {"name": "vit-1"}], [])
+
+
+@pytest.mark.parametrize(
+    ("models", "families"),
+    [
+        ([("vit-0", 0), ("vit-1", 1)], {"vit": ["vit-0", "vit-1"]}),
+        ([("depth-1", 0), ("depth-10", 0)], {"depth-1": ["depth-1"], "depth-10": ["depth-10"]}),
+        ([("vit-b16", 6), ("vit-b1", 1)], {"vit-b16": ["vit-b16"], "vit-b1": ["vit-b1"]}),
+        ([("vit", 0), ("vit-0", 0)], {"vit": ["vit"], "vit-0": ["vit-0"]}),
+    ],
+)
+def test_only_trainings_with_several_seeds_are_a_family(models, families):
+    assert by_seed([{"name": name, "seed": seed, "attention": "softmax"} for name, seed in models]) == families

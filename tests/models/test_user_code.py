@@ -6,9 +6,11 @@ import sys
 import polars as pl
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+import antiphase as ap
 from antiphase.commands.audit import AuditOptions
 from antiphase.errors import UserError
 from antiphase.models import load_model
@@ -220,3 +222,60 @@ def test_a_study_imports_a_module_beside_it(tmp_path, monkeypatch):
 def test_a_module_instance_is_taken_as_it_is(folder):
     (folder / "ready.py").write_text("from net import Net\nnet = Net()\n")
     assert isinstance(load_model("python:ready.py:net"), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ('{"cat": 1, "dog": 0}', ("dog", "cat")),
+        ('{0: "cat", 1: "dog"}', ("cat", "dog")),
+        ('[("tench", "Tinca"), ("crane",)]', ("tench", "crane")),
+        ('["cat"]', "got 1 names; expected one name for each of 2 outputs"),
+        ("2", "got 2; expected one name for each of 2 outputs"),
+        ("lambda: 2", "expected one name for each of 2 outputs"),
+    ],
+)
+def test_class_names_are_in_the_order_of_the_outputs_or_refused(tmp_path, names, told):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    net = nn.Sequential(nn.Flatten(), nn.Linear(784, 2))\n"
+        f"    net.image_shape, net.class_names = (1, 28, 28), {names}\n"
+        "    return net\n"
+    )
+    spec = f"python:{tmp_path}/net.py:build"
+    if isinstance(told, tuple):
+        assert load_model(spec).card.class_names == told
+        return
+    with pytest.raises(UserError, match=told):
+        load_model(spec)
+
+
+def test_a_module_in_memory_tells_its_class_names_as_one_of_a_file_does(tmp_path):
+    for kind, colour in (("cat", 0), ("dog", 255)):
+        (tmp_path / kind).mkdir()
+        Image.new("L", (8, 8), colour).save(tmp_path / kind / "1.png")
+
+    class Bright(nn.Module):
+        class_names = ("dog", "cat")
+
+        def forward(self, x):
+            bright = x.mean((1, 2, 3))
+            return torch.stack([bright, 1 - bright], 1)
+
+    found = ap.attack(Bright(), data=f"folder:{tmp_path}", image_size=8, attack="fgsm", eps=0.01, sense_limit=0)
+    assert found.summary["models"][0]["clean_accuracy"] == 1.0
+    assert not any("does not store the names" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("square", ["32", "(32, 32)"])
+def test_a_square_that_is_none_is_one_line(tmp_path, square):
+    (tmp_path / "dual.py").write_text(
+        "import antiphase as ap\n"
+        "def build():\n"
+        '    model = ap.models.clip("small")\n'
+        f"    model.square = {square}\n"
+        "    return model\n"
+    )
+    with pytest.raises(UserError, match="needs an attribute square, such as"):
+        load_model(f"python:{tmp_path}/dual.py:build")

@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import timm
@@ -523,3 +524,65 @@ def test_images_alone_run_the_image_tower_of_a_clip():
         attention_maps(clip, torch.zeros(2, 8, dtype=torch.int64))
     with pytest.raises(UserError, match=r"name 'blocks.9': the model has no such module that it calls once"):
         map_function(clip, "blocks.9")
+
+
+class TwoSoftmaxes(nn.Module):
+    def __init__(self, differential=True):
+        super().__init__()
+        self.qkv, self.differential = nn.Linear(16, 80), differential
+
+    def forward(self, x):
+        q, k, r, s, v = self.qkv(x).chunk(5, -1)
+        a = (q @ k.mT / 4).softmax(-1)
+        return (a - 0.5 * (r @ s.mT / 4).softmax(-1)) @ v if self.differential else a @ v
+
+
+class Chunked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return torch.cat([((part @ k.mT) / 4).softmax(-1) @ v for part in q.split(2, 1)], 1)
+
+
+class Stack(nn.Module):
+    def __init__(self, *mixers):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"mixer": one}) for one in mixers)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block["mixer"](x)
+        return x
+
+
+def test_a_layer_that_is_replaced_after_a_first_look_is_seen():
+    model, x = Stack(TwoSoftmaxes(), TwoSoftmaxes()).eval(), torch.randn(2, 5, 16)
+    assert len(attention_maps(model, x)) == 2
+    model.blocks[1]["mixer"] = TwoSoftmaxes(differential=False).eval()
+    assert [one.negative is None for one in attention_maps(model, x)] == [False, True]
+
+
+def test_a_second_tower_is_looked_at_whatever_the_call():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = Stack(TwoSoftmaxes()), Stack(TwoSoftmaxes())
+
+        def forward(self, x):
+            return self.a(x)
+
+    model, x = Two().eval(), torch.randn(2, 5, 16)
+    for call in (lambda x: model.a(x), lambda x: model.b(x), partial(model.b), model.b):
+        (layer,) = attention_layers(model, x, call=call)
+        assert layer.name in ("a.blocks.0.mixer", "b.blocks.0.mixer")
+
+
+def test_attention_by_chunks_of_queries_is_not_passed_over():
+    x = torch.randn(2, 5, 16)
+    with pytest.raises(UserError, match="mixer"):
+        attention_maps(Stack(Chunked()).eval(), x)
+    with pytest.warns(UserWarning, match=r"blocks\.1\.mixer.*is left out"):
+        assert len(attention_maps(Stack(TwoSoftmaxes(), Chunked()).eval(), x)) == 1

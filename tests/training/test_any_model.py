@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 
 import antiphase as ap
 from antiphase.errors import UserError
-from antiphase.models import load_model, write_model
+from antiphase.models import checkpoints, load_model, write_model
 from antiphase.models.checkpoints import read_recipe
 
 CODE = """
@@ -172,3 +173,35 @@ def test_options_that_do_not_fit_the_model_are_refused(code, options, words, run
     assert status == 2
     assert words in errors
     assert not os.path.exists("run")
+
+
+def test_a_module_in_memory_gets_the_new_head_with_its_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    ap.train(net, "digits", new_head=True, out="run", **QUICK)
+    assert net[1].out_features == 10
+    assert torch.equal(net[1].weight, load_file("run/model.safetensors")["1.weight"])
+
+
+def test_a_killed_run_of_a_model_with_a_part_called_module_resumes(tmp_path, monkeypatch):
+    class Wrap(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        def forward(self, x):
+            return self.module(x)
+
+    def made():
+        torch.manual_seed(0)
+        return Wrap()
+
+    whole = made()
+    ap.train(whole, "digits", out=tmp_path / "whole", **QUICK | {"epochs": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ap.train(made(), "digits", out=tmp_path / "killed", **QUICK | {"epochs": 2})
+    resumed = made()
+    ap.train(resumed, "digits", out=tmp_path / "killed", **QUICK | {"epochs": 2})
+    assert torch.equal(whole.module[1].weight, resumed.module[1].weight)

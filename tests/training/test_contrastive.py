@@ -349,3 +349,12 @@ def test_mistakes_are_one_line(run_cli, tmp_path):
         assert words in err
         assert len(err.splitlines()) == 1
         assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_several_penalties_on_maps_share_a_graph(tmp_path):
+    def weights(defences, name):
+        train_clip(tiny_recipe(epochs=1, defences=defences), tiny_pairs(), tmp_path / name, progress=False)
+        return load_file(tmp_path / name / "model.safetensors")
+
+    both, one = weights({"map-jacobian": 1.0, "alignment": 1.0}, "both"), weights({"map-jacobian": 1.0}, "one")
+    assert any(not torch.equal(both[name], one[name]) for name in both)

@@ -217,17 +217,29 @@ def test_strength_0_trains_the_same_weights_and_another_does_not(name, tmp_path)
     assert (name in log[-1]) == (find(DEFENCES, name, "defence").term is not None)
 
 
-def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"defences": {"jasmin": 1.0, "input-gradient": 1.0}},
+        {"adversarial": {"eps": 0.1, "steps": 2}},
+        {"adversarial": {"eps": 0.1, "steps": 1}, "defences": {"trades": 1.0}},
+        {},
+    ],
+)
+def test_a_process_without_images_of_the_last_batch_adds_nothing(tmp_path, monkeypatch, fields):
     images = load_data("digits", split="train", progress=False).subset(21)  # 20 and 1: the second process has 10 and 0
     sizes = {name: size for name, size in SIZES.items() if name != "num_classes"}
-    defences = {"jasmin": 1.0, "input-gradient": 1.0}
-    recipe = make_recipe("diffvit", images, sizes, data="some", epochs=1, batch_size=20, defences=defences)
+    recipe = make_recipe("diffvit", images, sizes, data="some", epochs=1, batch_size=20, **fields)
     second = SimpleNamespace(process_index=1, num_processes=2, device=torch.device("cpu"))
     second.prepare, second.backward = lambda *parts: parts, lambda loss: loss.backward()
     monkeypatch.setattr(loop, "train", lambda recipe, out, begin, **_: begin(second))
     task = train_classifier(recipe, images, None, tmp_path)
-    losses = [float(loss) for loss, _ in task.gradients(0, 0)]
+    losses, calls = [], []
+    task.model.register_forward_hook(lambda *_: calls.append(len(losses)))
+    for loss, _ in task.gradients(0, 0):
+        losses.append(float(loss))
     assert math.isfinite(losses[0])
+    assert calls.count(0) == calls.count(1) or "jasmin" in fields.get("defences", {})  # all processes exchange alike
     assert losses[1:] == [0.0]
     assert all(bool(w.grad.isfinite().all()) for w in task.model.parameters() if w.grad is not None)
 

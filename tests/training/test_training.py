@@ -16,7 +16,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_json
 from antiphase.models import checkpoints, load_model
 from antiphase.training import Recipe, loop, make_recipe, train_classifier
-from antiphase.training.recipe import learning_rate, pixel_statistics
+from antiphase.training.recipe import half_cosine, learning_rate, pixel_statistics
 from tests.processes import KILLS_ITSELF, Python, together
 
 COMMAND = ["-m", "antiphase", "train", "--model", "diffvit", "--data", "digits", "--quiet"]
@@ -242,3 +242,10 @@ def test_pixel_statistics_are_those_of_all_pixels(digits):
     pixels = digits[0].images(range(len(digits[0])))
     assert mean[0] == pytest.approx(float(pixels.mean()), abs=6e-4)
     assert std[0] == pytest.approx(float(pixels.std(correction=0)), abs=6e-4)
+
+
+@pytest.mark.parametrize("epochs", [0.01, 0.1, 0.7, 1.5])
+def test_warm_up_never_exceeds_the_peak(digits, epochs):
+    plan = recipe(digits, epochs=3, warmup_epochs=epochs, learning_rate=1.0)
+    assert max(learning_rate(plan, step, 12) for step in range(36)) == 1.0
+    assert max(half_cosine(step, 20, epochs / 20) for step in range(20)) <= 1.0

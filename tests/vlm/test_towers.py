@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from antiphase.models import load_model
+from antiphase.data.decoding import Square
+from antiphase.models import clip, load_model
 from antiphase.vlm import image_tokens
 from antiphase.vlm.checkpoint import named_weights
 from antiphase.vlm.model import build_tower
@@ -61,3 +62,13 @@ def test_a_tower_of_transformers_ends_before_its_last_block(kind, size, tmp_path
     assert (found.shape, tower.count) == ((2, 16, 16), 16)
     assert torch.equal(found, hidden[2][:, int(kind == "CLIP") :])
     torch.testing.assert_close(rebuilt(tower)(images), found)
+
+
+def test_a_tower_of_ours_keeps_how_its_images_are_prepared():
+    tower = clip("small").eval()
+    tower.square = Square(64, squash=True)
+    reference = image_tokens(tower).reference
+    assert build_tower(reference).square == Square(64, squash=True)
+    assert "size" not in reference  # as of towers stored before
+    tower.square = Square(64)
+    assert image_tokens(tower).reference.keys() == {"kind", "config", "interpolation"}
