@@ -31,8 +31,7 @@ def multiplies_bf16(device: "torch.device") -> bool:
 def autocast(device: "torch.device", precision: Precision) -> contextlib.AbstractContextManager[object]:
     """Return the context of forward passes in a precision, whatever autocast the caller is in.
 
-    A device without bf16 computes ``"bf16"`` in float32; ``ANTIPHASE_EMULATE_BF16=1`` emulates it there, some 25 times
-    as slow.
+    A device without bf16 computes ``"bf16"`` in float32; ``ANTIPHASE_EMULATE_BF16=1`` emulates it, 25 times as slow.
     """
     import torch
 

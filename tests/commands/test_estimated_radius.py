@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import antiphase as ap
-from antiphase.commands.certify.estimated_radius import RADIUS, margin_slopes
+from antiphase.commands.certify.run import RADIUS, margin_slopes
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.data import load_data

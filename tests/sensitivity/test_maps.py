@@ -562,7 +562,7 @@ def test_a_layer_that_is_replaced_after_a_first_look_is_seen():
     model, x = Stack(TwoSoftmaxes(), TwoSoftmaxes()).eval(), torch.randn(2, 5, 16)
     assert len(attention_maps(model, x)) == 2
     model.blocks[1]["mixer"] = TwoSoftmaxes(differential=False).eval()
-    assert [one.negative is None for one in attention_maps(model, x)] == [False, True]
+    assert [one.negative is None for one in attention_layers(model, x)] == [False, True]
 
 
 def test_a_second_tower_is_looked_at_whatever_the_call():

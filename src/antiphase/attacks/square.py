@@ -223,8 +223,7 @@ def bump(height: int, width: int, norm: Norm = "l2") -> Float64[Tensor, "height 
     """Return a change of length 1 in l2 or l1: a pyramid in the upper half and its negative in the lower.
 
     At distance d = max(|i − ⌊h/2⌋|, |j − ⌊w/2⌋|) from the centre of an h × w half, the pyramid is
-    Σ_{m=d}^{n} 1/(m + 1)², in l1 1/(m + 1)⁴, with n = max(⌊h/2⌋, ⌊w/2⌋), normalised to length 1. A single row has
-    only the lower half.
+    Σ_{m=d}^{n} 1/(m + 1)², in l1 1/(m + 1)⁴, with n = max(⌊h/2⌋, ⌊w/2⌋), of length 1. Of one row it is the lower half.
     """
     whole = torch.cat([_pyramid(height // 2, width, norm), -_pyramid(height - height // 2, width, norm)])
     return whole / (whole.square().sum().sqrt() if norm == "l2" else whole.abs().sum())

@@ -84,8 +84,7 @@ class ExportOptions(Options):
     out: Directory | None = None
     """Directory to write. Either this or --push is needed."""
     layout: Literal["antiphase", "released", "open_clip"] = "antiphase"
-    """Files to write: ours, those of DiffCLIP's released code, or, for a CLIP with standard attention, those that
-    open_clip loads."""
+    """Files to write: ours, those of DiffCLIP's released code, or open_clip's, for a CLIP with standard attention."""
     push: str | None = None
     """Hub repository, USER/NAME, to write to in our layout."""
     public: bool = False

@@ -321,8 +321,7 @@ class Measurement(Options):
     random_weights: RandomWeights = False
     skip_bad: SkipBad = False
     prompt: Unicode | None = None
-    """Template of a CLIP's class prompts, with {} for the class name. If not given: the data's own prompts, or 'a photo
-    of {}'."""
+    """Template of a CLIP's class prompts, with {} for the class name. If not given: the data's, or 'a photo of {}'."""
     seed: Seed = 0
     device: Device = "auto"
     quiet: Quiet = False

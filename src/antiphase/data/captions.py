@@ -153,8 +153,7 @@ def karpathy(
 ) -> FilePairs:
     """List one of Karpathy's splits in the order of the file; restval is train.
 
-    The file is ``place``, or ``dataset_FOLDER.json`` in the data folder's ``folder``; ``image_folders`` are below
-    either.
+    The file is ``place``, or ``dataset_FOLDER.json`` in the data folder's ``folder``; ``image_folders`` are beside it.
     """
     split = choose_split(name, split, SPLITS)
     if folder:

@@ -239,8 +239,7 @@ def _files(shard: Shard, damage: list[str]) -> Iterator[tuple[str, bytes]]:
 def find_shards(pattern: str, root: Path | None = None) -> tuple[Shard, ...]:
     """Return the shards of a pattern in order, such as ``cc3m/{00000..00331}.tar``; ``::`` joins several.
 
-    It is a path, a folder, a glob or a URL. Relative paths are of the working directory, else of the data folder
-    ``root``.
+    It is a path, a folder, a glob or a URL. Relative paths are of the working directory, else of ``root``.
     """
     try:
         places = expand_urls(pattern)

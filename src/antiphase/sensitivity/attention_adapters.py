@@ -171,9 +171,7 @@ def _timm(module: Any, call: Call) -> Layer:
 
 def _torch(module: nn.MultiheadAttention, call: Call) -> Layer:
     if call.is_cross:
-        raise UserError(
-            f"{call.name}: cross-attention is not supported, nor attn(x + p, x + p, x); expected attn(x, x, x)"
-        )
+        raise UserError(f"{call.name}: cross-attention is not supported, nor attn(x + p, x + p, x); give attn(x, x, x)")
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise UserError(f"{call.name}: keys and values of other widths, bias_k, add_zero_attn are not known")
     x, heads = call.batch_first(call.tokens), module.num_heads

@@ -164,8 +164,7 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
     m = 1/G·Σ_g x̄_g, s² = 1/G²·Σ_g v_g, v_g = s_g²/n_g with s_g² the variance within group g, interval m ± t·s,
     Student's t, Satterthwaite's (Σ v_g)²/Σ(v_g²/(n_g − 1)) degrees of freedom. A group of equal values gets the
     variance with one more value on either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0; a
-    group of one sample the mean variance of the others and their n − G degrees. If no group has two samples the
-    interval is infinite.
+    group of one sample the mean variance of the others and their n − G degrees; infinite if there are none.
     """
     if not len(values):
         raise ValueError("a mean over no samples")

@@ -175,11 +175,9 @@ class ReportOptions(AnyStudyOptions):
     rows: ReadRows = None
     out: Directory = Field(Path("antiphase-studies"), description="Directory of the site.")
     markdown: Path | None = None
-    """Markdown file for answers and claims, with its pictures next to it; the studies' pages are written to a folder of
-    its name."""
+    """Markdown file for answers and claims, with pictures next to it, and studies' pages in a folder of its name."""
     readme: Path | None = None
-    """Markdown file in which to replace the lines between `<!-- findings -->` and `<!-- /findings -->`; with
-    --markdown."""
+    """With --markdown: a file in which to replace the lines between `<!-- findings -->` and `<!-- /findings -->`."""
 
     def model_post_init(self, context: Any, /) -> None:
         for path in (self.markdown, self.readme):  # before the site is written

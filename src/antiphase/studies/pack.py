@@ -105,7 +105,7 @@ class Pack:
 
 
 def add_to_pack(
-    pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader, *, small: bool = True
+    pack: Pack, study: str, command: str, cells: Sequence[Cell], held: Reader, *, small: bool = True
 ) -> int:
     """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
@@ -114,7 +114,7 @@ def add_to_pack(
     """
     try:
         with room(pack.root), locked(pack.root):
-            return _add(pack, study, command, cells, source, small)
+            return _add(pack, study, command, cells, held, small)
     finally:
         with contextlib.suppress(OSError):  # it holds something
             pack.root.rmdir()

@@ -137,9 +137,8 @@ def gather(study: Study, profile: Profile) -> Facts:
     for cell in closure(study.cells(profile)):
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
-    return dict(
-        (f"{name}s", (len(some),)) if name.endswith(".seed") else (name, tuple(some)) for name, some in values.items()
-    )
+    known = values.items()
+    return dict((f"{key}s", (len(of),)) if key.endswith(".seed") else (key, tuple(of)) for key, of in known)
 
 
 def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:

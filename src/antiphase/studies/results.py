@@ -88,21 +88,12 @@ def result(study: Study, profile: Profile, store: Reader, command: str) -> Resul
     settings = shown_settings(study, profile) | costs(cells, store)
     if warnings := sorted({warning for record in records for warning in record["warnings"]}):
         settings["warnings"] = "; ".join(warnings)
-    return Result(
-        **{name: getattr(study, name) for name in ("name", "paper", "label", "title")},
-        text=text_of(study),
-        profile=profile.name,
-        seeds=training_seeds(cells),
-        command=command,
-        done=len(done),
-        total=len(cells),
-        artefact=artefact,
-        claims=claims,
-        settings=settings,
-        versions={name: ", ".join(sorted(several)) for name, several in sorted(versions.items())},
-        hardware=sorted({record["hardware"] for record in records}),
-        seconds=sum(record["seconds"] for record in records),
-    )
+    told: dict[str, Any] = {name: getattr(study, name) for name in ("name", "paper", "label", "title")}
+    told |= {"text": text_of(study), "profile": profile.name, "seeds": training_seeds(cells), "command": command}
+    told |= {"done": len(done), "total": len(cells), "artefact": artefact, "claims": claims, "settings": settings}
+    told["versions"] = {name: ", ".join(sorted(several)) for name, several in sorted(versions.items())}
+    told["hardware"] = sorted({record["hardware"] for record in records})
+    return Result(**told, seconds=sum(record["seconds"] for record in records))
 
 
 def _of_before(cells: Sequence[Cell], store: Reader) -> list[str]:

@@ -42,8 +42,7 @@ class Adversary(Fields):
       data. Unlike with the authors, each minibatch starts from its own random point.
 
     ``eps`` and ``step_size`` α (None: max(ε/4, 2·ε/``steps``) for ``"pgd"``, for the others the authors') are in units
-    of [0, 1]. They rise linearly from 0 over ``warmup_epochs``, without which a transformer may learn to ignore its
-    images.
+    of [0, 1]. They rise linearly from 0 over ``warmup_epochs``, else a transformer may ignore its images.
     """
 
     eps: float = Field(gt=0, le=1)

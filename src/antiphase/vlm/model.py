@@ -389,8 +389,7 @@ class VisionLanguageModel(nn.Module):
     ) -> tuple[Float[Tensor, "batch all width"], Ids | None, Int64[Tensor, "batch all"]]:
         """Replace the id ``IMAGE``, at most one in a row, by the image's positions; return embeddings, labels and mask.
 
-        ``images`` are in [0, 1], one for each row, or None if no row has one. ``attention_mask`` is False for padding,
-        on the right.
+        ``images`` are in [0, 1], one for each row, or None if no row has one. ``attention_mask`` is False for padding.
         """
         place = input_ids == IMAGE
         has_image = place.any(1)
@@ -455,8 +454,7 @@ class VisionLanguageModel(nn.Module):
 class YesNo(nn.Module):
     """Classify images by a model's answers to questions: the logits of "No" and "Yes" as the first answer token.
 
-    Of several different ``questions``, which one each image is asked is the attack's ``context``. Puts the model into
-    evaluation mode.
+    Of several different ``questions``, which one each image is asked is the attack's ``context``. In evaluation mode.
     """
 
     def __init__(self, vlm: VisionLanguageModel, questions: str | Sequence[str]) -> None:

@@ -232,19 +232,13 @@ def asked_images(pope: PopeSet, square: Square) -> AskedImages:
     answers = {(question.image, question.text): question.yes for question in pope.questions}
     images, texts = zip(*samplings, strict=True)
     questions, position = list(dict.fromkeys(texts)), pope.position()
-    return AskedImages(
-        name=pope.name,
-        split="test",
-        class_names=("no", "yes"),
-        ids=torch.tensor([key(image, text) & (2**53 - 1) for image, text in samplings]),
-        labels=torch.tensor([int(answers[pair]) for pair in samplings]),
-        pictures=pope.pictures,
-        square=square,
-        questions=tuple(questions),
-        which=torch.tensor(list(map(questions.index, texts))),
-        places=torch.tensor([position[image] for image in images]),
-        samplings=tuple(map(tuple, samplings.values())),
-    )
+    about: dict[str, Any] = {"name": pope.name, "split": "test", "class_names": ("no", "yes")}
+    about |= {"pictures": pope.pictures, "square": square, "questions": tuple(questions)}
+    about["ids"] = torch.tensor([key(image, text) & (2**53 - 1) for image, text in samplings])
+    about["labels"] = torch.tensor([int(answers[pair]) for pair in samplings])
+    about["which"] = torch.tensor(list(map(questions.index, texts)))
+    about["places"] = torch.tensor([position[image] for image in images])
+    return AskedImages(**about, samplings=tuple(map(tuple, samplings.values())))
 
 
 def says_yes(answer: str) -> bool:

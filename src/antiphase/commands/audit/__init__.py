@@ -118,8 +118,7 @@ class AuditOptions(fields.Measurement):
     attack: AttackNames = "pgd"
     version: Literal["standard", "malt", "plus", "rand", "2020"] | None = None
     """AutoAttack: set of attacks. standard: APGD-CE, APGD-T, FAB-T, Square. 2020: APGD-CE, APGD-DLR, FAB, Square. plus:
-    all six, with restarts. malt: standard with MALT's targets, for many classes. rand: for randomised models. If not
-    given: standard."""
+    all six, with restarts. malt: standard with MALT's targets, for many classes. rand: for randomised models."""
     steps: int | None = Field(None, ge=1, le=10**8)
     """Steps of the attack. If not given: the attack's own number (PGD: 20 steps of size ε/4)."""
     restarts: int | None = Field(None, ge=1)
@@ -146,8 +145,7 @@ class AuditOptions(fields.Measurement):
     """Images on which to measure how the gradients of the attention maps A1 and A2 align; 0: none."""
     fail_under: Annotated[tuple[str, ...], BeforeValidator(fields.as_tuple), fields.Typed(metavar="CONDITION")] = ()
     """End with exit code 1 if the robust accuracy of a model is lower, such as 'robust 40% @ 1/255'; 'robust low 40% @
-    1/255' asks for the lower end of its 95 % interval. Repeat for several. Of several attacks, the worst case counts;
-    twins do not."""
+    1/255' asks for the lower end of its 95 % interval. Repeat for several. The worst case counts, and no twins."""
     precision: SearchPrecision = "auto"
     """Precision of the search; auto: the faster one, measured once for each architecture and machine. Every success is
     confirmed in float32."""

@@ -306,7 +306,7 @@ class AuditResult(Result):
         return self._tables("differences", self.comparisons, self.mean_comparisons, _PAIR, field)
 
     def _tables(
-        self, name: str, single: pl.DataFrame, means: pl.DataFrame, sides: list[str], field: FieldOf
+        self, name: str, single: pl.DataFrame, means: pl.DataFrame, sides: list[str], of: FieldOf
     ) -> list[Table]:
         """Tabulate models, or pairs of them, and below them their means over training seeds."""
         families = _FAMILIES[: len(sides)]
@@ -331,7 +331,7 @@ class AuditResult(Result):
             if block["attack"].n_unique() > 1:
                 label, title = f"{name}-{norm}", words.attack_label("each attack", str(norm))
             csv = single.filter(norm=norm)
-            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, eps_label, csv))
+            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", of, eps_label, csv))
         return tables
 
     def lambda_tables(self) -> list[Table]:

@@ -1,4 +1,7 @@
-"""Randomised smoothing of a model, or of a model and its twin: rows on disk as they come, shared among processes."""
+"""Certified radii by randomised smoothing: rows on disk as they come, shared among processes; and estimated radii.
+
+The latter, margin over Lipschitz constant (robustness paper, Appendix B), certify nothing.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,15 +11,17 @@ from typing import Any, Self
 
 import numpy as np
 import polars as pl
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.commands.certify import CertifyOptions
-from antiphase.commands.certify.estimated_radius import estimate_radii
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.result import Result, combined_rows
+from antiphase.commands.sense import SenseOptions
+from antiphase.commands.sense.run import Part, Rows, rows_of, sense
 from antiphase.data import ImageSet
 from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import MODEL_SCHEMA, Pairs, clean_accuracy, not_above_chance
@@ -27,7 +32,10 @@ from antiphase.report import figure as figures
 from antiphase.report.page import Headline, Plot, Section, answer, quoted_place, text
 from antiphase.report.table import Field, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import estimate_of, number
+from antiphase.sensitivity.layers import eager_attention
+from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
 from antiphase.sensitivity.smoothing import Smoothing, smooth
+from antiphase.sensitivity.theory import estimated_radius, margins
 from antiphase.statistics.decisions import decide
 from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size
@@ -38,6 +46,43 @@ _CELL_SCHEMA |= {"radius": pl.Float64, "top": pl.Int64, "count": pl.Int64}
 _SETTINGS = {"sigma": pl.Float64, "select": pl.Int64, "samples": pl.Int64, "alpha": pl.Float64}
 CERTIFY_SCHEMA = MODEL_SCHEMA | {"sample": pl.Int64, "label": pl.Int64} | _CELL_SCHEMA | _SETTINGS
 CERTIFY_SCHEMA |= {"smoothing_seed": pl.Int64}
+
+_RADIUS_SCHEMA = MODEL_SCHEMA | dict.fromkeys(("sample", "prediction"), pl.Int64)
+_RADIUS_SCHEMA |= dict.fromkeys(("margin", "lipschitz", "slope"), pl.Float64)
+"""``margin`` is m of the predicted class, ``lipschitz`` ‖∂logits/∂x‖₂ by power iteration, ``slope`` ‖∂m/∂x‖₂, exact."""
+
+
+def margin_slopes(
+    model: nn.Module, images: Float[Tensor, "batch *shape"]
+) -> tuple[Int64[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Return the predicted classes y, the margins m = z_y − max_{j≠y} z_j, and ‖∂m/∂x‖₂, exact by one backward pass."""
+    with eager_attention():
+        linear = Linearisation(model, images)
+        with torch.enable_grad():
+            logits = linear.y.detach().requires_grad_()  # also those of a model without a slope
+            prediction = logits.argmax(1)
+            margin = margins(logits, prediction)
+            (cotangent,) = torch.autograd.grad(margin.sum(), logits)
+        return prediction, margin.detach(), linear.vjp(cotangent).flatten(1).norm(dim=1)
+
+
+def _radius_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
+    columns = dict(zip(("prediction", "margin", "slope"), margin_slopes(model, images), strict=True))
+    columns |= {"lipschitz": power_iteration(model, images, steps=options.steps, seed=options.seed, ids=ids).value}
+    yield rows_of(ids, {name: values[:, None] for name, values in columns.items()})
+
+
+RADIUS = Part("radius", _RADIUS_SCHEMA, {"steps": "steps", "seed": "seed"}, _radius_rows)
+
+
+def estimate_radii(lineup: Lineup, options: CertifyOptions) -> pl.DataFrame:
+    """Return the rows of ``options.estimated`` images of each model, with the radius m / (√2·L)."""
+    sensing = SenseOptions.from_file({"steps": 20, "seed": options.seed}, model=("certify",), quiet=options.quiet)
+    place = (lineup.data, sensing, options.out)
+    frames = [sense(*named, *place, limit=options.estimated, parts=[RADIUS]) for named in lineup.by_name.items()]
+    rows = pl.concat(frame["radius"] for frame in frames)
+    margin, constant = (rows[name].to_torch() for name in ("margin", "lipschitz"))
+    return rows.with_columns(estimated_radius=estimated_radius(margin, constant, of="logits").numpy())
 
 
 def run(

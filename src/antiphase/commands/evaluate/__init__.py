@@ -60,8 +60,7 @@ class EvaluateOptions(fields.Options):
     features: Literal["raw", "projected"] = "raw"
     """Features of the probe and of few-shot: before the projection (raw) or after it."""
     objective: Objectives = ("norm",)
-    """Penalty of the probe: norm (not squared, as in DiffCLIP's code), squared (as in scikit-learn), or both, separated
-    by commas."""
+    """Penalty of the probe: norm (not squared: DiffCLIP's code), squared (scikit-learn), or norm,squared."""
     seeds: int = Field(3, ge=1)
     """Number of random seeds of the probe and of few-shot."""
     episodes: int = Field(5000, ge=1)

@@ -19,8 +19,7 @@ class SenseOptions(fields.Measurement):
     """Measure how sensitive a model's attention is, layer by layer: alignment, Lipschitz constants, depth.
 
     Works with any model that has attention. Attention that is not known is found by what it does. The maps of each
-    layer are checked against the module's own output. Defaults are what the robustness paper leaves open (Sections
-    5.3, 5.4), declared.
+    layer are checked against the module's own output. Defaults are what Sections 5.3, 5.4 of the paper leave open.
 
     **Examples**
 

@@ -101,11 +101,9 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     variant: Annotated[str | None, fields.Typed(choices=VARIANTS)] = None
     """DiffViT: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     ratio: int | None = Field(None, ge=1)
-    """DiffViT, grouped and gated: heads that share one subtracted map. If not given: the largest divisor of the heads
-    up to 4."""
+    """DiffViT, grouped and gated: heads that share one subtracted map. If not given: 4, or the next smaller divisor."""
     data: str
-    """Source of images with a train split, such as digits, fashion-mnist, cifar10 or folder:PATH; docs/data.md has
-    all."""
+    """Source of images with a train split, such as digits, cifar10 or folder:PATH; docs/data.md has all."""
     held_out: str | None = None
     """Source whose test split gives the accuracy after each epoch, or none. If not given: --data."""
     skip_bad: fields.SkipBad = False
@@ -146,15 +144,13 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     augment: Literal["none", "flip-crop"] = "none"
     """Augmentation of the images."""
     adversarial: fields.OptionalNumber = None
-    """Train on images perturbed by up to this ε, in units of the [0, 1] pixel range; fractions such as 1/255 are
-    accepted."""
+    """Train on images perturbed by up to this ε, in units of the [0, 1] pixel range, such as 1/255."""
     adversarial_variant: Literal["pgd", "fast", "free"] | None = None
     """Adversarial training: PGD, fast (one step) or free (repeated minibatches). If not given: pgd."""
     adversarial_steps: int | None = Field(None, ge=1)
     """Steps of pgd. If not given: 3."""
     adversarial_step_size: fields.OptionalNumber = None
-    """Step size in units of the [0, 1] pixel range. If not given: max(ε/4, 2·ε/steps) for pgd, 1.25·ε for fast, ε for
-    free."""
+    """Step size, in the units of ε. If not given: max(ε/4, 2·ε/steps) for pgd, 1.25·ε for fast, ε for free."""
     adversarial_warmup: float | None = Field(None, ge=0)
     """Epochs over which ε rises from 0. If not given: 1."""
     replays: int | None = Field(None, ge=1)
@@ -226,21 +222,18 @@ class TrainClipOptions(DefendedOptions, PresetOptions):
     variant: Annotated[str | None, fields.Typed(choices=VARIANTS)] = None
     """DiffCLIP: variant of differential attention, of which docs/variants.md has the equations. If not given: v1."""
     data: str
-    """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, karpathy:JSON, csv:PATH, and more in
-    docs/data.md."""
+    """Source of image-text pairs: openmoji, emoji-objects, shards:PATTERN, coco, csv:PATH, and more in docs/data.md."""
     preset: Literal["diffclip", "openmoji"] = "diffclip"
     """Recipe: the papers' (ViT-B/16 at 224 pixels), or a laptop's for OpenMoji (64 pixels)."""
     from_run: Annotated[fields.Directory | None, fields.Typed(flags=("--from",), metavar="RUN")] = None
     """Run directory of a CLIP of this kind to start from: its weights and sizes. If not given: random weights."""
     skip_bad: fields.SkipBad = False
     held_out: fields.Words = ()
-    """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: the training
-    source."""
+    """Sources whose test split is evaluated after each epoch, separated by commas, or none. If not given: --data."""
     samples: int | None = Field(None, ge=1)
     """Samples per epoch, for shards that do not state their size."""
     lanes: int | None = Field(None, ge=1)
-    """Streams among which the shards are divided, a multiple of the number of processes. If not given: 8, or as many as
-    the shards allow."""
+    """Streams of shards, a multiple of the number of processes. If not given: 8, or as many as the shards allow."""
     limit: int | None = Field(None, ge=2)
     """Train on at most N pairs."""
     warmup_epochs: float | None = None
@@ -325,8 +318,7 @@ class TrainVlmOptions(PresetOptions):
     merge: int | None = Field(None, ge=1)
     """Side of the squares of image tokens that become one position. If not given: the preset's."""
     prompt: Literal["chat", "llava"] | None = None
-    """Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if the tokenizer has a
-    template."""
+    """Conversation format: the tokenizer's chat template, or LLaVA 1.5's. If not given: chat if there is one."""
     lora: int | None = Field(None, ge=1)
     """Rank of LoRA adapters: stage 2 trains them in place of the language model's weights."""
     warmup: float | None = None

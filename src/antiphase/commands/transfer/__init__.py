@@ -16,8 +16,7 @@ class TransferOptions(AuditOptions):
 
     Every model is attacked on the same images; a search ends after all its steps, with the image of highest loss. An
     image transfers if it changes the prediction of the other model. Differences are paired: images made on a model with
-    differential attention and shown to one with standard attention, minus the way back. The same command resumes a
-    killed run.
+    differential attention and shown to one with standard attention, minus the way back. A killed run resumes.
 
     **Examples**
 

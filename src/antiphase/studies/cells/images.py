@@ -17,7 +17,7 @@ from antiphase.attacks.sweep import Nesting
 from antiphase.attacks.threat import Threat
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit.run import AGAIN, measure
-from antiphase.commands.certify.estimated_radius import RADIUS
+from antiphase.commands.certify.run import RADIUS
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import sense
 from antiphase.sensitivity.interventions import MarginGradients, Margins, margins_of

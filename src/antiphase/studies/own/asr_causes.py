@@ -88,18 +88,12 @@ def trainings(own: RobustnessBench, seed: int, data: str) -> dict[str, TrainVit]
 
     vit, bare = train("vit"), {"head_norm": False, "rescale": False}
     one_unit = 4.0 + 1.5 / own.sizes.get("dim", 192)  # one hidden unit more in the MLP of each block
-    return {
-        VIT: vit,
-        DIFFVIT: train("diffvit"),
-        NORMED: train("vit-norm"),
-        ZERO: train("diffvit", parameterisation="zero"),
-        BARE: train("diffvit", **bare),
-        BARE_ZERO: train("diffvit", parameterisation="zero", **bare),
-        WIDER: train("vit", mlp_ratio=one_unit),
-        NORMAL[VIT]: train("vit", initial_weights="normal"),
-        NORMAL[DIFFVIT]: train("diffvit", initial_weights="normal"),
-        SHORTER: replace(vit, recipe={**vit.recipe, "epochs": max(1, round(vit.recipe["epochs"] * 2 / 3))}),
-    }
+    made = {VIT: vit, DIFFVIT: train("diffvit"), NORMED: train("vit-norm"), BARE: train("diffvit", **bare)}
+    made |= {ZERO: train("diffvit", parameterisation="zero"), WIDER: train("vit", mlp_ratio=one_unit)}
+    made[BARE_ZERO] = train("diffvit", parameterisation="zero", **bare)
+    made |= {NORMAL[twin]: train(kind, initial_weights="normal") for twin, kind in ((VIT, "vit"), (DIFFVIT, "diffvit"))}
+    shorter = {**vit.recipe, "epochs": max(1, round(vit.recipe["epochs"] * 2 / 3))}
+    return made | {SHORTER: replace(vit, recipe=shorter)}
 
 
 def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:

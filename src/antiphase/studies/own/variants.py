@@ -22,28 +22,16 @@ PAPER = Paper("own", Path(__file__).parent)
 VIT, DIFFVIT, V2 = "ViT", "DiffViT", "V2"
 HALF, ZERO = "V2, λ = ½", "V2, λ = 0"  # the last one is a ViT without biases in its attention
 GROUPED, GATED, DINT = "grouped", "gated", "DINT"
-SIZES: dict[str, dict[str, Any]] = {
-    VIT: {},
-    DIFFVIT: {},
-    V2: {"variant": "v2"},
-    HALF: {"variant": "v2", "parameterisation": "fixed", "lambda_init": 0.5},
-    ZERO: {"variant": "v2", "parameterisation": "zero"},
-    GROUPED: {"variant": "grouped"},
-    GATED: {"variant": "gated"},
-    DINT: {"variant": "dint"},
-}
+SIZES: dict[str, dict[str, Any]] = {VIT: {}, DIFFVIT: {}, V2: {"variant": "v2"}}
+SIZES[HALF] = {"variant": "v2", "parameterisation": "fixed", "lambda_init": 0.5}
+SIZES[ZERO] = {"variant": "v2", "parameterisation": "zero"}
+SIZES |= {GROUPED: {"variant": "grouped"}, GATED: {"variant": "gated"}, DINT: {"variant": "dint"}}
 STARTS = ("uniform", "normal")
 SEEDS, PROBED = 8, 4  # training seeds of the laptop profile, and those whose gradients are measured
-PAIRS = {  # of the claims: which model is said to be the more fragile one
-    "differential": (DIFFVIT, VIT),
-    "subtraction-alone": (V2, ZERO),
-    "fixed-subtraction-alone": (HALF, ZERO),
-    "lambda-of-tokens": (V2, HALF),
-    "v2": (V2, VIT),
-    "grouped": (GROUPED, VIT),
-    "gated": (GATED, VIT),
-    "dint": (DINT, VIT),
-}
+# of the claims: which model is said to be the more fragile one
+PAIRS = {"differential": (DIFFVIT, VIT), "subtraction-alone": (V2, ZERO), "fixed-subtraction-alone": (HALF, ZERO)}
+PAIRS |= {"lambda-of-tokens": (V2, HALF), "v2": (V2, VIT), "grouped": (GROUPED, VIT), "gated": (GATED, VIT)}
+PAIRS |= {"dint": (DINT, VIT)}
 
 
 def trained(sizes: RobustnessBench, series: str, seed: int, data: str, start: str) -> TrainVit:
@@ -57,12 +45,10 @@ def seeds_of(profile: Profile, count: int = SEEDS) -> tuple[int, ...]:
     return profile.seeds_or(count if profile.name == "laptop" else len(profile.seeds))
 
 
-def shown_settings(
-    profile: Profile, depths: Sequence[int] = (1,), count: int = SEEDS, **changes: Any
-) -> dict[str, str]:
+def shown_settings(profile: Profile, depths: Sequence[int] = (1,), count: int = SEEDS, **how: Any) -> dict[str, str]:
     """Return the settings of a study of so many seeds and some depths, as its page shows them."""
     seeds = len(seeds_of(profile, count))
-    return settings(profile, depths=depths, seeds=seeds, deep_seeds=seeds, **changes)
+    return settings(profile, depths=depths, seeds=seeds, deep_seeds=seeds, **how)
 
 
 def cells(profile: Profile) -> list[Cell]:

@@ -37,27 +37,17 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     begun = [result for result in results if result.done]
     judged = {key.partition("/")[0] for key in tested}
     pages = [f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun]
-    values |= {
-        "claims": tested,
-        "claims_sheets": tables.claims_sheets(begun, pages),
-        "pages": [pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])],
-        "folder": folder,
-        "counts": tables.counts_sheet(begun) if claims else None,
-        "few": words.FEW,
-        "models": tables.models_tested(begun, IN_SHORT),
-        "notes": {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged},
-        "questions": QUESTIONS,
-        "rule": RULE,
-        "short": SHORT,
-        "open": [result for result in results if not result.done or unfinished(result)],
-        "vits": next((one.settings for one in begun if one.name == "figure-2a"), {}),
-        "clips": next((one.settings for one in begun if one.name == "figure-2b"), {}),
-        "tested_by_paper": {
-            SHORT.get(paper, paper): count
-            for paper, pairs in words.by_source(begun).items()
-            if (count := sum(is_tested(claim) for _, claim in pairs))
-        },
-    }
+    values |= {"claims": tested, "claims_sheets": tables.claims_sheets(begun, pages), "folder": folder}
+    values |= {"questions": QUESTIONS, "rule": RULE, "short": SHORT, "few": words.FEW}
+    values["models"] = tables.models_tested(begun, IN_SHORT)
+    values["pages"] = [pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])]
+    values["counts"] = tables.counts_sheet(begun) if claims else None
+    values["notes"] = {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged}
+    values["open"] = [result for result in results if not result.done or unfinished(result)]
+    for name, study in (("vits", "figure-2a"), ("clips", "figure-2b")):
+        values[name] = next((one.settings for one in begun if one.name == study), {})
+    counts = {paper: sum(is_tested(one) for _, one in pairs) for paper, pairs in words.by_source(begun).items()}
+    values["tested_by_paper"] = {SHORT.get(paper, paper): count for paper, count in counts.items() if count}
     return _filled(template, values)
 
 

@@ -61,18 +61,12 @@ def write_site(results: Sequence[Result], out: Path) -> Path:
     lines = forest_lines(ordered)
     described = "Each tested claim with the difference that decides it; the table below has the numbers"
     template = environment().get_template("site.html")
-    overview = template.render(
-        counts=tables.counts_sheet(ordered),
-        forest=[
-            Markup(inline_svg(text_svg(forest_figure(lines, narrow=narrow)), f"forest-{name}", described))
-            for name, narrow in (("wide", False), ("narrow", True))
-            if lines
-        ],
-        rule=prose(RULE),
-        claims=tables.claims_sheets(ordered, pages),
-        studies=tables.studies_sheet(ordered, pages),
-        stand_ins=any(result.profile == "laptop" for result in ordered),
-    )
+    shapes = {"wide": False, "narrow": True} if lines else {}
+    drawn = ((text_svg(forest_figure(lines, narrow=narrow)), name) for name, narrow in shapes.items())
+    forest = [Markup(inline_svg(svg, f"forest-{name}", described)) for svg, name in drawn]
+    values = {"counts": tables.counts_sheet(ordered), "forest": forest, "rule": prose(RULE)}
+    values |= {"claims": tables.claims_sheets(ordered, pages), "studies": tables.studies_sheet(ordered, pages)}
+    overview = template.render(**values, stand_ins=any(result.profile == "laptop" for result in ordered))
     write_text(out / "index.html", overview)
     return out / "index.html"
 
@@ -98,22 +92,13 @@ def _study_page(result: Result, before: Any, after: Any) -> str:
         figure = gallery_figure(gallery, PIXELS // len(artefact.galleries))
         drawn = embedded(figure, f"g{place}", html.escape(gallery.name))
         galleries.append(drawn | {"about": gallery, "name": name(gallery.name)})
+    values: dict[str, Any] = {"result": result, "paper": PAPERS.get(result.paper, result.paper), "rule": prose(RULE)}
+    values |= {"lead": prose(lead), "text": prose(text), "plots": plots, "galleries": galleries}
+    values["about"] = "The paper" if result.paper in PAPERS and result.paper != OWN else "About this study"
+    values["tables"] = [(tables.table_sheet(one, name(one.name)), tables.table_note(one)) for one in artefact.tables]
+    values["claims"] = [(claim, tables.check_sheet(result, claim, name(claim.name))) for claim in result.claims]
     page = environment().get_template("study.html")
-    return page.render(
-        result=result,
-        paper=PAPERS.get(result.paper, result.paper),
-        lead=prose(lead),
-        text=prose(text),
-        about="The paper" if result.paper in PAPERS and result.paper != OWN else "About this study",
-        plots=plots,
-        tables=[(tables.table_sheet(one, name(one.name)), tables.table_note(one)) for one in artefact.tables],
-        galleries=galleries,
-        notes=artefact.notes,
-        rule=prose(RULE),
-        claims=[(claim, tables.check_sheet(result, claim, name(claim.name))) for claim in result.claims],
-        before=before,
-        after=after,
-    )
+    return page.render(**values, notes=artefact.notes, before=before, after=after)
 
 
 def studied(options: StudyOptions) -> RunResult:

@@ -95,8 +95,7 @@ def trades(step: Step, strength: float) -> Tensor:
     """Return CE(f(x), y) + β·KL(f(x) ‖ f(x′)), β the strength, averaged over the images.
 
     x′ is what the recipe's adversary found, which maximises the cross-entropy; the authors maximise the divergence.
-    Source: H. Zhang et al., *Theoretically Principled Trade-off between Robustness and Accuracy*, ICML 2019, equation
-    (5).
+    Source: H. Zhang et al., *Theoretically Principled Trade-off between Robustness and Accuracy*, ICML 2019, eq. (5).
     """
     clean = step.clean_output
     return F.cross_entropy(clean, step.labels) + strength * _divergence(clean, step.output).mean()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import polars as pl
@@ -83,15 +83,8 @@ def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
     )
     found = _twins(heads, keys, ["moved"])
     base = pl.col("base_moved")
-    quantities = {
-        "ρ": _root(second, first),
-        "cosθ": cosine(),
-        "γ": _root(first, base),
-        RATIO: _log(moved, base),
-        PARTS[0]: _log(first, base),
-        PARTS[1]: _log(size, first),
-        PARTS[2]: _log(moved, size),
-    }
+    quantities = {"ρ": _root(second, first), "cosθ": cosine(), "γ": _root(first, base), RATIO: _log(moved, base)}
+    quantities |= {PARTS[0]: _log(first, base), PARTS[1]: _log(size, first), PARTS[2]: _log(moved, size)}
     return pl.concat([_named(found, pl.lit(name), value) for name, value in quantities.items()])
 
 
@@ -186,19 +179,15 @@ def sensitivity_checks(rows: RowsByTable) -> dict[str, list[Check]]:
 
     larger = partial(apart, layers, "quantity", value=VALUE, depth=depths)
     fall = f"fitted fall of what is left over log2 depth, {depths[0]} to {depths[-1]}"
-    gradients = "ln(‖J_DA‖ / ‖J_base‖)"
+    gradients, fitted = "ln(‖J_DA‖ / ‖J_base‖)", partial(trend, layers, "depth", value=-VALUE, scale="log2")
+    cancels = (over_zero(name, f"1 − cancellation, {name}", 1.0 - VALUE) for name in moves)
     return {
         "gradient-above-vit": over_zero(RATIO, gradients),
         "angle-amplifies": over_zero(PARTS[2], "the angle's part"),
         "angle-before-size": larger(PARTS[2], PARTS[1], what="the angle's part − the part of A2's size"),
         "lemma-2": larger(RATIO, "power iteration", what=f"{gradients} − ln(L_DA / L_base), power iteration"),
-        "subtraction-cancels": [
-            check for name in moves for check in over_zero(name, f"1 − cancellation, {name}", 1.0 - VALUE)
-        ],
-        "cancels-more-when-deep": [
-            Check(f"{fall}, {name}", trend(layers, "depth", {"quantity": name}, -VALUE, scale="log2"), "")
-            for name in moves
-        ],
+        "subtraction-cancels": list(chain(*cancels)),
+        "cancels-more-when-deep": [Check(f"{fall}, {name}", fitted(where={"quantity": name}), "") for name in moves],
     }
 
 

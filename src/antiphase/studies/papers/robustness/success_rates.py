@@ -120,15 +120,9 @@ FIGURE_2A = vit_study(
     lambda rows: replace(draw_rates(rows, "figure-2a", "eps", "PGD", "asr", PRINTED), notes=levels(rows)),
     lambda rows: {"fragile-at-depth-1": on_average(rows["attack"], "DiffViT", than="ViT", eps=EPS)},
 )
-FIGURE_2B = _clip_study(
-    "b",
-    "eps",
-    "PGD on the cosine",
-    "asr-clip",
-    ("clip-fragile-few-classes", "clip-fragile-imagenet"),
-    ("DiffCLIP", "CLIP"),
-    lambda profile: [{"eps": EPS}],
-)
+_SAID = ("clip-fragile-few-classes", "clip-fragile-imagenet")
+_TWINS = ("DiffCLIP", "CLIP")
+FIGURE_2B = _clip_study("b", "eps", "PGD on the cosine", "asr-clip", _SAID, _TWINS, lambda profile: [{"eps": EPS}])
 FIGURE_2C = vit_study(
     "figure-2c",
     lambda profile: measured(
@@ -138,13 +132,9 @@ FIGURE_2C = vit_study(
     lambda rows: {"fragile-to-patches": higher(rows["attack"], "DiffViT", than="ViT", width=WIDTHS)},
 )
 _PATCH = {"eps": (1.0,), "attack": "patch"}
+_SAID_OF_PATCHES = ("clip-fragile-to-patches", "clip-above-on-imagenet")
 FIGURE_2D = _clip_study(
-    "d",
-    "width",
-    "patches",
-    "patches-clip",
-    ("clip-fragile-to-patches", "clip-above-on-imagenet"),
-    ("CLIP", "DiffCLIP"),
+    *("d", "width", "patches", "patches-clip", _SAID_OF_PATCHES, _TWINS[::-1]),
     lambda profile: [_PATCH | {"width": width} for width in CLIP_WIDTHS[profile.name]],
 )
 
