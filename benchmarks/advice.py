@@ -50,13 +50,10 @@ def _command(name: str) -> str:
         return f"ap.models.diffvit({', '.join(f'{field}={value}' for field, value in BY_ARCHITECTURE[name].items())})"
     words = ["antiphase train --model diffvit --data DATA"]
     if model.adversary:
-        words += [
-            "--adversarial",
-            eps_label(model.adversary["eps"]),
-            "--adversarial-variant",
-            model.adversary["variant"],
-        ]
-    return " ".join([*words, *(f"--defend {one}={value:g}" for one, value in model.recipe.get("defences", {}).items())])
+        words += ["--adversarial", eps_label(model.adversary["eps"])]
+        words += ["--adversarial-variant", model.adversary["variant"]]
+    words += [f"--defend {one}={value:g}" for one, value in model.recipe.get("defences", {}).items()]
+    return " ".join([*words, "--out runs/robust"])
 
 
 def _numbers(estimate: CrossedEstimate) -> list[float]:

@@ -1,4 +1,4 @@
-"""The studies of DiffCLIP, and of CLIPs in the robustness paper: from an empty store to numbers, beside the paper's."""
+"""The studies of DiffCLIP, and of CLIPs in the sensitivity paper: from an empty store to numbers, beside the papers."""
 
 import numpy as np
 import polars as pl

@@ -1,4 +1,4 @@
-"""What Figures 4, 5 and 6 of the robustness paper make of rows, against loops over the rows."""
+"""What Figures 4, 5 and 6 of the sensitivity paper make of rows, against loops over the rows."""
 
 import itertools
 from typing import Any

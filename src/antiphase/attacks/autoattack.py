@@ -37,7 +37,7 @@ def autoattack(
     """Run a parameter-free ensemble of attacks; each attacks only the samples that those before it failed to break.
 
     - ``"standard"``: APGD-CE, APGD-T, FAB-T, Square: "AutoAttack" since August 2020;
-    - ``"2020"``: APGD-CE, APGD-DLR, FAB, Square: the ensemble of the robustness paper;
+    - ``"2020"``: APGD-CE, APGD-DLR, FAB, Square: the ensemble of the sensitivity paper;
     - ``"plus"``: APGD-CE, APGD-DLR and FAB with five restarts each, Square, APGD-T, FAB-T;
     - ``"malt"``: the standard attacks, APGD-T with the targets of MALT: for many classes;
     - ``"rand"``: APGD-CE and APGD-DLR on the mean logits of 20 passes, for randomised models.

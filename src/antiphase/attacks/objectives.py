@@ -67,7 +67,7 @@ def own_prompt(logits: Logits, labels: Classes) -> Values:
 
     Unlike ``"cross_entropy"`` and ``"dlr"`` it does not depend on the other prompts.
 
-    Source: robustness paper, Section 5.1 (cosine similarity as the objective against CLIP).
+    Source: sensitivity paper, Section 5.1 (cosine similarity as the objective against CLIP).
     """
     return -_pick(logits, labels)
 

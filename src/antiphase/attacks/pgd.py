@@ -55,7 +55,7 @@ def pgd(
     takes at most ``steps + 1`` forward passes, and one more to confirm a success.
 
     Source: A. Madry et al., *Towards Deep Learning Models Resistant to Adversarial Attacks*, ICLR 2018;
-    robustness paper, Appendix C.2.1, which gives neither step size nor number of steps: α = ε/4 and 20 are our choice.
+    sensitivity paper, Appendix C.2.1, which gives neither step size nor number of steps: α = ε/4 and 20 are our choice.
 
     Args:
         model: classifier of images within the threat's bounds.
@@ -177,7 +177,7 @@ def patch_pgd(
     With m the indicator of a ``width`` × ``width`` square, drawn uniformly within the image for each sample and
     restart: x_{t+1} = Π(x_t + α·sign(m ⊙ ∇loss)), x₀ uniform in the square.
 
-    Source: robustness paper, Appendix C.2.1, which sets ε = 1 (any pixel value) and varies the width; α and
+    Source: sensitivity paper, Appendix C.2.1, which sets ε = 1 (any pixel value) and varies the width; α and
     the number of steps are those of :func:`pgd`.
 
     Args:

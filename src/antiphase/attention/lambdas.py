@@ -17,7 +17,7 @@ from antiphase.arguments import Count, at_least, validated
 
 Stream = Callable[[str], torch.Generator]  # from a parameter's name in the module to its generator
 
-DEFAULT_LAMBDA_INIT = 0.8  # Differential Transformer, Section 3.1; robustness paper, Section 5.1
+DEFAULT_LAMBDA_INIT = 0.8  # Differential Transformer, Section 3.1; sensitivity paper, Section 5.1
 
 
 @validated

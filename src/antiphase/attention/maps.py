@@ -37,7 +37,7 @@ def combine(
     negative: Float[Tensor, "*#batch heads queries keys"],
     lam: float | Float[Tensor, "..."],
 ) -> Float[Tensor, "*batch heads queries keys"]:
-    """Compute the differential map A1 − λ·A2, whose rows sum to 1 − λ (robustness paper, Section 3.2).
+    """Compute the differential map A1 − λ·A2, whose rows sum to 1 − λ (sensitivity paper, Section 3.2).
 
     λ is one number, one for each head or one for each query: ``()``, ``(heads,)`` or ``(batch, heads, queries)``.
     """

@@ -230,7 +230,7 @@ class DifferentialAttention(_SelfAttention):
         dim: width of the tokens.
         num_heads: number of heads of the standard twin; divides ``dim``, even for V1 and DINT.
         variant: a name in :data:`antiphase.registry.VARIANTS`, which gives what is None below its value.
-        lambda_init: λ_init (0.8: robustness paper, Section 5.1).
+        lambda_init: λ_init (0.8: sensitivity paper, Section 5.1).
         parameterisation: how λ is learned, a name in :data:`antiphase.registry.LAMBDAS`.
         head_norm: whether each head's output passes an RMSNorm (affine, shared by heads, eps 1e-5).
         rescale: whether the output is multiplied by 1 − λ_init.

@@ -71,7 +71,7 @@ def _order(card: ModelCard, data: ImageSet, warnings: list[str], fix: str) -> tu
     if count != card.classes:
         has = f"has {card.classes} classes and does not store their names"
         raise UserError(f"{spec} {has}, but {data.name} has {count} ({listed}); {fix}")
-    assumed = f"assuming the sorted order ({listed}) of {data.name}; if the model orders them differently, {fix}"
+    assumed = f"assuming the order of {data.name} ({listed}); if the model orders them differently, {fix}"
     warnings.append(f"{spec} does not store the names of its {count} classes: {assumed}")
     return numbers
 

@@ -17,7 +17,7 @@ from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 
 Template = str | Callable[[str], str]
-PAPER_TEMPLATE = "a photo of {}"  # robustness paper, Appendix C.2.1
+PAPER_TEMPLATE = "a photo of {}"  # sensitivity paper, Appendix C.2.1
 
 
 class DualEncoder(Protocol):

@@ -46,7 +46,7 @@ class Gram:
         return Gram(*(None if part is None else part.mean(-1) for part in vars(self).values()))  # pyright: ignore
 
     def difference(self, lam: AnyShape | float) -> AnyShape:
-        """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (robustness paper, Lemma 1)."""
+        """Return ‖J1 − λ·J2‖² = ⟨J1, J1⟩ + λ²⟨J2, J2⟩ − 2λ⟨J1, J2⟩ (sensitivity paper, Lemma 1)."""
         return self.first + lam**2 * self.second - 2.0 * lam * self.cross
 
 

@@ -1,6 +1,6 @@
 """Propagation of a perturbation through the depth of a model, and what the subtraction leaves of it.
 
-Source: robustness paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
+Source: sensitivity paper, Section 4.2: ‖Δ(d)‖ ≤ α(d)·L(d)·‖Δ(d−1)‖ with Δ(0) = ξ (equation 5), Δ the difference between
 perturbed and clean input, L(d) the operator norm of block d's Jacobian at the clean tokens. The paper does not define
 α(d); here α(d) = ‖Δ((A1 − λ·A2)·V)‖ / ‖Δ(A1·V)‖ over the tokens and heads of layer d, before norm and projection: 1 for
 standard attention, |1 − λ| if the perturbation changes both branches alike, √(1 + λ²ρ²) > 1 if it changes them

@@ -1,7 +1,7 @@
 """Estimates of the local Lipschitz constant L(x) = sup ‖f(x + ξ) − f(x)‖₂ / ‖ξ‖₂ over 0 < ‖ξ‖∞ ≤ ε (equation 4).
 
 A function f maps a batch (batch, …) to a batch, one sample apart from the others: all outputs of a sample are one
-vector, and J(x) is its Jacobian by the sample. ξ is in an L∞ ball (robustness paper, Section 5.3), its length L2, and
+vector, and J(x) is its Jacobian by the sample. ξ is in an L∞ ball (sensitivity paper, Section 5.3), its length L2, and
 nothing is clipped to the range of a pixel. L(x) ≥ ‖J(x)‖, the largest singular value. (The paper's Lemma 2 has it the
 other way round.) All estimates but :func:`local_maximum` are lower bounds. Random draws are keyed by ``seed`` and the
 samples' ``ids``, their positions by default. A UserError refuses an ε that is lost in the rounding of x.
@@ -181,7 +181,7 @@ def uniform_sampling(
 ) -> Sampled:
     """Return the largest and the mean ‖f(x + ξ) − f(x)‖ / ‖ξ‖ over K ξ drawn uniformly from the ball.
 
-    The robustness paper's estimator is the largest quotient (Section 5.3; “mean” there is over layers). With D inputs
+    The sensitivity paper's estimator is the largest quotient (Section 5.3; “mean” there is over layers). With D inputs
     both are near the average slope, ‖J‖_F/√D where f is nearly linear. ``samples`` is K, a forward pass each.
     """
     return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]

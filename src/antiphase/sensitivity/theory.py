@@ -1,9 +1,9 @@
-"""Theorems of the robustness paper on one differential layer, as functions of (λ, ρ, cosθ, γ), and estimated radii.
+"""Theorems of the sensitivity paper on one differential layer, as functions of (λ, ρ, cosθ, γ), and estimated radii.
 
 J1 and J2 are the Jacobians of the maps A1 and A2 with respect to the tokens or the pixels, as vectors:
 ρ = ‖J2‖ / ‖J1‖, at least 0, θ the angle between them, γ = ‖J1‖ / ‖J_base‖, above 0, with J_base that of a standard
 layer's map. All functions raise a UserError for numbers out of range; NaN gives NaN.
-Source: robustness paper, Section 4.1 and Appendix B.
+Source: sensitivity paper, Section 4.1 and Appendix B.
 """
 
 from typing import Annotated, Literal

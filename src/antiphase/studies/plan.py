@@ -103,7 +103,7 @@ def describe(plan: Plan) -> str:
 
 @lru_cache
 def known_studies() -> dict[str, Study]:
-    """Return the studies of the package by name: the robustness paper first, in the order of each paper; ours last."""
+    """Return the studies of the package by name: the sensitivity paper first, in the order of each paper; ours last."""
     names = [one.name for part in (papers, own) for one in pkgutil.walk_packages(part.__path__, f"{part.__name__}.")]
     modules = map(importlib.import_module, names)
     studies = [value for module in modules for value in vars(module).values() if isinstance(value, Study)]

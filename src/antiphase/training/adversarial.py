@@ -1,6 +1,6 @@
 """Adversarial training: min_θ E_(x,y) max_δ CE(f_θ(x + δ), y) subject to ‖δ‖∞ ≤ ε and x + δ in [0, 1].
 
-The robustness paper (Appendix D.2, Table 3) trains DiffViT with PGD at ε = 0.25/255, 0.5/255 and 1/255, but gives
+The sensitivity paper (Appendix D.2, Table 3) trains DiffViT with PGD at ε = 0.25/255, 0.5/255 and 1/255, but gives
 neither steps, step size nor warm-up: defaults are ours unless a docstring names a source.
 """
 

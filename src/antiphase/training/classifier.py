@@ -1,4 +1,4 @@
-"""Train a classifier with cross-entropy (robustness paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
+"""Train a classifier with cross-entropy (sensitivity paper, Appendix C.1), optionally adversarially (Appendix D.2)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

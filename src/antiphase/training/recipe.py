@@ -43,7 +43,7 @@ class AnyRecipe(Fields):
 class Recipe(AnyRecipe):
     """Hyperparameters of a classifier's training; stored next to its weights.
 
-    The defaults are those of the robustness paper (Appendix C.1), which trains 100 epochs on CIFAR-10, 300 on
+    The defaults are those of the sensitivity paper (Appendix C.1), which trains 100 epochs on CIFAR-10, 300 on
     CIFAR-100. ``adversarial`` is for adversarial training (Appendix D.2), ``defences`` are strengths by name
     (:mod:`antiphase.training.defences`).
     """

@@ -20,7 +20,7 @@ from antiphase.models.card import card_of
 from antiphase.modules import device_of
 from antiphase.terminal import progress_bar
 
-_MISSING = "captions are scored by pycocoevalcap: pip install 'antiphase[caption]'"
+_MISSING = "captions are scored by pycocoevalcap: pip install pycocoevalcap"
 _LONGEST = 48  # tokens of a caption
 
 

@@ -139,10 +139,9 @@ def build_tower(reference: dict[str, Any]) -> Tower:
     with torch.random.fork_rng(devices=[]):
         if reference["kind"] == "antiphase":
             config = VitConfig.model_validate(reference["config"])
-            square = Square(**{"size": config.image_size} | {k: v for k, v in reference.items() if k in _SQUARE})
-            return _our_tower(build_vision(config), config, square)
+            return _our_tower(build_vision(config), config, _square({"size": config.image_size} | reference))
         normalize = Normalize(reference["mean"], reference["std"], reference.get("bgr", False))
-        square = Square(**{name: value for name, value in reference.items() if name in _SQUARE})
+        square = _square(reference)
         if reference["kind"] == "open_clip":
             import open_clip  # seconds to import
 
@@ -164,7 +163,8 @@ def _our_tower(visual: VisionTransformer, config: VitConfig | None, square: Squa
     return Tower(visual, square, about)
 
 
-_SQUARE = {one.name for one in fields(Square)}
+def _square(reference: dict[str, Any]) -> Square:
+    return Square(**{one.name: reference[one.name] for one in fields(Square) if one.name in reference})
 
 
 def _described(square: Square) -> dict[str, Any]:

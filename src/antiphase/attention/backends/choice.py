@@ -123,7 +123,7 @@ def differential_attention(
     ``mask``, broadcastable to ``(batch, heads, queries, keys)``, is boolean (True: may be attended to) or added to the
     scores; a query that may attend to nothing gets zeros. For ``backend`` see :func:`attend`.
 
-    Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used in the robustness paper, Section 3.2.
+    Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used in the sensitivity paper, Section 3.2.
     """
     if mask is not None:
         check_broadcast("mask", mask, torch.Size([*q1.shape[:3], k1.shape[2]]))

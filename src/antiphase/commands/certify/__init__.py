@@ -36,7 +36,7 @@ class CertifyOptions(fields.Measurement):
     alpha: float = Field(0.001, gt=0, lt=1)
     """Probability that the radius of an image is too large."""
     estimated: int = Field(0, ge=0)
-    """Images whose radius is estimated, too, as margin over Lipschitz constant (robustness paper, Appendix B). An
+    """Images whose radius is estimated, too, as margin over Lipschitz constant (sensitivity paper, Appendix B). An
     estimate certifies nothing."""
     precision: Precision = "float32"
     """Precision of the smoothed model; bf16 is faster, but certifies another model."""

@@ -1,6 +1,6 @@
 """Certified radii by randomised smoothing: rows on disk as they come, shared among processes; and estimated radii.
 
-The latter, margin over Lipschitz constant (robustness paper, Appendix B), certify nothing.
+The latter, margin over Lipschitz constant (sensitivity paper, Appendix B), certify nothing.
 """
 
 import time

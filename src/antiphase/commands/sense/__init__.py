@@ -41,7 +41,7 @@ class SenseOptions(fields.Measurement):
     radius: fields.Number = Field(8 / 255, gt=0, le=1)
     """Radius of the L∞ ball of the local Lipschitz constants, in units of the [0, 1] pixel range."""
     samples: int = Field(100, ge=1, lt=2**31)
-    """Uniform samples in the ball, for the robustness paper's estimator."""
+    """Uniform samples in the ball, for the sensitivity paper's estimator."""
     steps: int = Field(10, ge=1, lt=2**31)
     """Steps of gradient ascent; power iteration takes twice as many."""
     points: int = Field(2, ge=1, lt=2**31)

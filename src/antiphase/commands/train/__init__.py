@@ -77,7 +77,7 @@ class DefendedOptions(fields.Options):
 
 
 class TrainOptions(DefendedOptions, TrainingOptions):
-    """Train a ViT, a DiffViT or any other classifier by the robustness paper's recipe (Adam, 5e-4, batches of 128).
+    """Train a ViT, a DiffViT or any other classifier by the sensitivity paper's recipe (Adam, 5e-4, batches of 128).
 
     A model of your own or of another library is trained as it comes, from the weights that it has; --out then takes
     its place wherever a model is given. The same command resumes a killed run, which ends with the weights of an

@@ -162,7 +162,7 @@ class Margin(Measurement):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Radius(Measurement):
-    """What margin-over-Lipschitz radii are made of (robustness paper, Appendix B)."""
+    """What margin-over-Lipschitz radii are made of (sensitivity paper, Appendix B)."""
 
     kind = "radius"
     shipped_bits = 12

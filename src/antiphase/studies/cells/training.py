@@ -70,7 +70,7 @@ OTHER_START = ", N(0, 0.02)"
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainVit(Training):
-    """A ViT or DiffViT, trained by cross-entropy or adversarially (robustness paper, Appendix C.1, D.2).
+    """A ViT or DiffViT, trained by cross-entropy or adversarially (sensitivity paper, Appendix C.1, D.2).
 
     Sizes are ``depth``, ``dim`` and so on; the recipe has fields of :class:`~antiphase.training.recipe.Recipe`.
     """

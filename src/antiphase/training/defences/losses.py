@@ -15,7 +15,7 @@ def map_jacobian(step: Step) -> Tensor:
     """Return the mean over layers and images of ‖J_DAᵀ·v‖², J_DA the Jacobian of A1 − λ·A2 in the layer's tokens.
 
     v ~ N(0, 1) has the shape of the map, so that the value is an unbiased estimate of ‖J_DA‖², summed over heads. With
-    standard attention it is that of A1. Ours, after the robustness paper's Lemma 1: ‖J_DA‖² is what the subtraction
+    standard attention it is that of A1. Ours, after the sensitivity paper's Lemma 1: ‖J_DA‖² is what the subtraction
     enlarges if the gradients of the two maps oppose each other.
     """
     values = []
@@ -43,7 +43,7 @@ def _products(step: Step) -> Tensor:
 def alignment_hinge(step: Step) -> Tensor:
     """Return the mean over layers of max(0, −cosθ)·‖J1‖·‖J2‖ = max(0, −⟨J1, J2⟩), in the layer's tokens.
 
-    J1 and J2 are the Jacobians of A1 and A2. Zero where their gradients do not oppose each other (robustness paper,
+    J1 and J2 are the Jacobians of A1 and A2. Zero where their gradients do not oppose each other (sensitivity paper,
     Section 3.3: cosθ < 0 enlarges the gradient of the difference).
     """
     return (-_products(step)[:, 2]).relu().mean()
@@ -52,7 +52,7 @@ def alignment_hinge(step: Step) -> Tensor:
 def lambda_rho(step: Step) -> Tensor:
     """Return the mean over layers of max(0, |λ|·ρ − ½)², with ρ = ‖J2‖ / ‖J1‖.
 
-    By Lemma 1 of the robustness paper ‖J_DA‖ ≤ (1 + |λ|·ρ)·‖J1‖.
+    By Lemma 1 of the sensitivity paper ‖J_DA‖ ≤ (1 + |λ|·ρ)·‖J1‖.
     """
     first, second, _, lam = _products(step).unbind(1)
     return (lam * (second / first.clamp_min(_TINY)).clamp_min(_TINY).sqrt() - CAP).relu().square().mean()

@@ -1,4 +1,4 @@
-"""Models and measurements shared by the studies of the robustness paper, for each profile.
+"""Models and measurements shared by the studies of the sensitivity paper, for each profile.
 
 Deviations, also on each page. The paper reports "the average ASR over multiple runs" (Appendix D.3); how many, and
 whether of the training or of the attack, it does not say. Here every figure but Figure 6 attacks each trained model

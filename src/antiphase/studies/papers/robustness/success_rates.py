@@ -134,7 +134,7 @@ FIGURE_2C = vit_study(
 _PATCH = {"eps": (1.0,), "attack": "patch"}
 _SAID_OF_PATCHES = ("clip-fragile-to-patches", "clip-above-on-imagenet")
 FIGURE_2D = _clip_study(
-    *("d", "width", "patches", "patches-clip", _SAID_OF_PATCHES, _TWINS[::-1]),
+    *("d", "width", "patches", "patches-clip", _SAID_OF_PATCHES, ("CLIP", "DiffCLIP")),
     lambda profile: [_PATCH | {"width": width} for width in CLIP_WIDTHS[profile.name]],
 )
 
