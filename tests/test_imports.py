@@ -126,7 +126,7 @@ def test_the_check_finds_an_import_that_points_the_wrong_way(tmp_path, path, sou
         ("models/vit.py", "import torch, antiphasic\nfrom antiphase.models.vit import Block"),
         ("models/vit.py", "from .normalize import Normalize\nfrom . import vit\nfrom ..streams import key"),
         ("models/vit.py", "from antiphase import attention, data, errors"),
-        ("attention/modules.py", "from antiphase.attention.maps import combine\nfrom . import lambdas"),
+        ("attention/modules.py", "from antiphase.attention.functional import combine\nfrom . import lambdas"),
         ("report/runs/page.py", "from antiphase.statistics.intervals import proportion"),
         ("files.py", "from antiphase.errors import UserError"),
         ("__init__.py", "from antiphase.cli import main\nfrom antiphase import attacks"),

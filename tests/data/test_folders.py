@@ -316,8 +316,16 @@ def test_tiny_imagenet_that_is_absent_or_damaged_is_one_line(tiny, tmp_path):
 
 def test_files_of_a_class_whose_names_are_no_pictures_are_counted(tmp_path, write_image):
     write_image(tmp_path / "a" / "1.png")
-    for name in ("2", "3.png.1", "4.jpg_large", "notes.txt", ".hidden"):
-        (tmp_path / "a" / name).write_bytes(b"x")
+    whole = (tmp_path / "a" / "1.png").read_bytes()
+    for name, content in {
+        "2": whole,
+        "3.png.1": whole,
+        "4.jpg_large": whole,
+        ".5": whole,
+        "tmp": b"x",
+        "6.txt": b"",
+    }.items():
+        (tmp_path / "a" / name).write_bytes(content)
     with pytest.warns(UserWarning, match="left out files") as said:
         assert len(load_data(f"folder:{tmp_path}")) == 1
     (warning,) = said

@@ -230,9 +230,9 @@ def test_a_module_instance_is_taken_as_it_is(folder):
         ('{"cat": 1, "dog": 0}', ("dog", "cat")),
         ('{0: "cat", 1: "dog"}', ("cat", "dog")),
         ('[("tench", "Tinca"), ("crane",)]', ("tench", "crane")),
-        ('["cat"]', "got 1 names; expected one name for each of 2 outputs"),
-        ("2", "got 2; expected one name for each of 2 outputs"),
-        ("lambda: 2", "expected one name for each of 2 outputs"),
+        ('["cat"]', "got 1 names; expected 2 names"),
+        ("2", "got 2; expected 2 names"),
+        ("lambda: 2", "expected 2 names"),
     ],
 )
 def test_class_names_are_in_the_order_of_the_outputs_or_refused(tmp_path, names, told):

@@ -1,6 +1,6 @@
 """Differential attention as functions and modules."""
 
-from antiphase.attention.backends.choice import differential_attention
+from antiphase.attention.functional import differential_attention
 from antiphase.attention.lambdas import FixedLambda, GateLambda, ScalarLambda, VectorLambda, constant, depth_scheduled
 from antiphase.attention.layouts import from_layout, to_layout
 from antiphase.attention.maps import combine, softmax_maps

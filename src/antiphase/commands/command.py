@@ -74,17 +74,15 @@ class Command:
         result = read_result(out, self.name, stored=stored)
         return result, result.write_report(out) if stored and process.first else out
 
-    def told(
-        self, options: Any, content: Any, began: float, tables: str | None = None
-    ) -> tuple[Answer, dict[str, str]]:
+    def told(self, options: Any, done: Any, began: float, tables: str | None = None) -> tuple[Answer, dict[str, str]]:
         """Print what the result of a run says, and return its summary, and its tables in a form.
 
-        Of a command without a result ``content`` is the answer. ``began`` is when the work began.
+        Of a command without a result ``done`` is the answer. ``began`` is when the work began.
         """
         from antiphase.report.table import table_text
 
         if not self.has_report:
-            return content, {} if tables is None else {one.name: table_text(one, tables) for one in content.tables}
+            return done, {} if tables is None else {one.name: table_text(one, tables) for one in done.tables}
         result, report = self._finished(options, stored=True)
         if not this_process().first:
             return None, {}

@@ -18,8 +18,7 @@ SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
 _RARE = "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm"
 _RARE_SUFFIXES = {f".{suffix}" for suffix in (*_RARE.split(), "npy")}
-_TEXTS = "txt csv tsv json jsonl xml yaml yml md html log ini db py ipynb"  # that lie beside pictures
-_NO_PICTURES = {f".{suffix}" for suffix in _TEXTS.split()}
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")  # of pictures' bytes
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _NO_CLASSES = {"images", "labels", "masks", "annotations", "segmentations"}  # of data sets for other tasks
 _SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
@@ -177,8 +176,15 @@ def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], le
             suffix = "" if file.startswith(".") else os.path.splitext(file)[1].lower()
             if suffix in readable:
                 yield f"{below}/{file}"
-            elif not file.startswith(".") and suffix not in _NO_PICTURES:
+            elif suffix in _RARE_SUFFIXES or (not file.startswith(".") and _begins_as_picture(f"{place}/{file}")):
                 left_out[suffix or "without a suffix"] += 1
+
+
+def _begins_as_picture(path: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4).startswith(_BEGINNINGS)
 
 
 def _refuse(error: OSError) -> None:

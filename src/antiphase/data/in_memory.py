@@ -36,9 +36,7 @@ def array_images(name: str, images: Any, labels: Any, split: str = "test", class
     return ArrayImages.whole(name, split, names, numbers, pixels=pixels)
 
 
-def dataset_images(
-    data: Any, limit: int | None = None, seed: int | None = None, class_names: Names = None
-) -> ArrayImages:
+def dataset_images(data: Any, limit: int | None = None, seed: int | None = None, names: Names = None) -> ArrayImages:
     """Read a ``Dataset`` of items that begin with (image, label), or a ``DataLoader`` of such batches, into memory.
 
     The loader must not shuffle. Only ``limit`` images are read: the first, or those of ``ImageSet.subset`` with a seed.
@@ -63,7 +61,7 @@ def dataset_images(
     except Exception as error:  # a data set may fail in any way
         why = f"cannot be read ({type(error).__name__}: {first_line(error)})"
         raise UserError(f"{name}: {why}; expected images that are tensors of one shape") from error
-    names = dataset_class_names(data) if class_names is None else class_names
+    names = dataset_class_names(data) if names is None else names
     return array_images(name, pixels, [label for _, label in items], class_names=names).altered(ids=rows)
 
 

@@ -184,21 +184,19 @@ def load_data(
     return images.without_unreadable(limit, seed, progress=progress) if skip_bad else images.subset(limit, seed)
 
 
-def _own_images(
-    source: Any, labels: Any, class_names: in_memory.Names, limit: int | None, seed: int | None
-) -> ImageSet:
+def _own_images(source: Any, labels: Any, names: in_memory.Names, limit: int | None, seed: int | None) -> ImageSet:
     if isinstance(source, ImageSet | Dataset | DataLoader) and labels is not None:
         raise UserError(f"labels: {shown(source)} has its own; leave them out")
     if isinstance(source, ImageSet):
-        if class_names is not None:
+        if names is not None:
             raise UserError(f"class_names: {shown(source)} has its own; leave them out")
         return source
     if isinstance(source, tuple) and len(source) == 2 and labels is None:
         source, labels = source
     if isinstance(source, Tensor | np.ndarray):
-        return in_memory.array_images("array", source, labels, class_names=class_names)
+        return in_memory.array_images("array", source, labels, class_names=names)
     if isinstance(source, DataLoader) or (isinstance(source, Dataset) and hasattr(source, "__len__")):
-        return in_memory.dataset_images(source, limit, seed, class_names)
+        return in_memory.dataset_images(source, limit, seed, names)
     expected = "the name of a source, such as 'digits' or 'folder:PATH', or images: an array, a tensor"
     raise UserError(f"data {shown(source)}: expected {expected}, a map-style Dataset or a DataLoader")
 

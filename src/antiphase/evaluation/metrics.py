@@ -70,10 +70,10 @@ def observed(rows: pl.DataFrame, value: pl.Expr) -> pl.DataFrame:
     return rows.select("seed", "unit", "group", value=value.cast(pl.Float64))
 
 
-def accuracies(setting: str, rows: pl.DataFrame, groups: Groups | None, tops: Sequence[int] = (1,)) -> list[Metric]:
+def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,), groups: Groups = ()) -> list[Metric]:
     """Return top-k accuracies and the mean of the first over the classes; a constant answer has the k largest.
 
-    Chance is among all classes, ``groups``; None: among those that occur.
+    Chance is among all classes, ``groups``; without them, among those that occur.
     """
     shares = rows.group_by("group").agg(pl.len() / len(rows))["len"].sort(descending=True)
     chance = 1 / len(groups or shares)

@@ -218,7 +218,7 @@ TASK = make_task(
     "probe",
     serves=can_learn,
     measure=_measure,
-    metrics=accuracies,
+    metrics=lambda setting, rows, groups: accuracies(setting, rows, groups=groups or ()),
     heading=lambda setting, metric: f"{metric}, {setting} penalty",
     stands_for=accuracy_stands_for,
     paper_data=PROBE_SETS,

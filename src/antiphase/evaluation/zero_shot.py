@@ -92,7 +92,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
-    return accuracies(setting, rows, groups, (1, _TOP) if rows["group"].n_unique() > _TOP else (1,))
+    return accuracies(setting, rows, (1, _TOP) if rows["group"].n_unique() > _TOP else (1,), groups or ())
 
 
 def _heading(setting: str, metric: str) -> str:

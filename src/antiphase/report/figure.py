@@ -61,9 +61,8 @@ def with_means(frame: pl.DataFrame, groups: Sequence[Family], keys: Sequence[str
     return pl.concat([frame.rename({"model": "name"}), means.drop("n")], how="diagonal_relaxed")
 
 
-STYLE: Any = dict(
-    matplotlib.rc_params_from_file(Path(__file__).with_name("style.mplstyle"), use_default_template=False)
-)
+_FILE = Path(__file__).with_name("style.mplstyle")
+STYLE: Any = dict(matplotlib.rc_params_from_file(_FILE, use_default_template=False))
 MARKERS = "osD^vP"
 
 

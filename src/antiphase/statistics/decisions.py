@@ -44,19 +44,17 @@ def mcnemar_clustered(first: Outcomes, second: Outcomes, clusters: Int64[np.ndar
     return min(float(probability[far].sum()), 1.0)
 
 
-def decide(
-    differences: Sequence[Estimate], p_values: Sequence[float | None] | None = None, seeds: int = 1
-) -> list[int]:
+def decide(estimates: Sequence[Estimate], p_values: Sequence[float | None] | None = None, seeds: int = 1) -> list[int]:
     """Return for each of the differences shown together 1 or −1 if it is decided to be above or below 0, otherwise 0.
 
     ``p_values`` are of the hypotheses that they are 0; None where it is that of the interval. Each is a mean over
     ``seeds`` training seeds; with 1 the intervals are over the images.
     """
     if 1 < seeds < LEAST_SEEDS:
-        return [0] * len(differences)
-    given = zip(differences, p_values or [None] * len(differences), strict=True)
+        return [0] * len(estimates)
+    given = zip(estimates, p_values or [None] * len(estimates), strict=True)
     tested = [interval_p(one, (seeds if seeds > 1 else one.n) - 1) if p is None else p for one, p in given]
-    pairs = zip(differences, holm(tested, LEVEL), strict=True)
+    pairs = zip(estimates, holm(tested, LEVEL), strict=True)
     return [((one.low > 0) - (one.high < 0)) * (rejected and is_interval(one.low, one.high)) for one, rejected in pairs]
 
 

@@ -101,20 +101,18 @@ def trend(
     return contrast(rows, list(zip(weights, [{**where, column: level} for level in levels], strict=True)), value)
 
 
-def peak(
-    rows: pl.DataFrame, column: str, at: Any, where: Group, value: pl.Expr
-) -> list[tuple[str, CrossedEstimate | None]]:
+def peak(rows: pl.DataFrame, by: str, at: Any, of: Group, value: pl.Expr) -> list[tuple[str, CrossedEstimate | None]]:
     """Estimate how far a mean at one level of a column lies above the average of the levels below, and of those above.
 
     At a peak both differences are above 0.
     """
-    levels, found = _levels(rows, column, where), []
+    levels, found = _levels(rows, by, of), []
     sides = {"below": [level for level in levels if level < at]}
     sides["above"] = [level for level in levels if level > at]
     for side, others in sides.items():
         if others:
-            groups = [(-1.0 / len(others), {**where, column: level}) for level in others]
-            found.append((side, contrast(rows, [(1.0, {**where, column: at}), *groups], value)))
+            groups = [(-1.0 / len(others), {**of, by: level}) for level in others]
+            found.append((side, contrast(rows, [(1.0, {**of, by: at}), *groups], value)))
     return found
 
 

@@ -104,9 +104,7 @@ class Pack:
         return self._read[CELLS_FILE]
 
 
-def add_to_pack(
-    pack: Pack, study: str, command: str, cells: Sequence[Cell], held: Reader, *, small: bool = True
-) -> int:
+def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], of: Reader, *, small: bool = True) -> int:
     """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
     The same cells give the same bytes, in whatever order they came, also after a kill. Where the folder need not be
@@ -114,7 +112,7 @@ def add_to_pack(
     """
     try:
         with room(pack.root), locked(pack.root):
-            return _add(pack, study, command, cells, held, small)
+            return _add(pack, study, command, cells, of, small)
     finally:
         with contextlib.suppress(OSError):  # it holds something
             pack.root.rmdir()

@@ -57,11 +57,9 @@ class Tower(nn.Module):
     :func:`build_tower` builds it again from ``reference``, without weights; ``kind`` in it is a key of ``_KINDS``.
     """
 
-    def __init__(
-        self, visual: Any, square: Square, reference: dict[str, Any], normalize: Normalize | None = None
-    ) -> None:
+    def __init__(self, visual: Any, square: Square, reference: dict[str, Any], scale: Normalize | None = None) -> None:
         super().__init__()
-        self.visual, self.normalize = visual, normalize
+        self.visual, self.normalize = visual, scale
         self.square, self.reference = square, reference
         self.image_shape = (3, square.size, square.size)
         self.count, self.width = 0, 0

@@ -52,14 +52,14 @@ def check_inputs(images: Tensor, threat: Threat, ids: Tensor, context: Tensor | 
 
 
 def check_goal(
-    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, run: Any
+    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, of: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
-    others = dict(labels=labels, context=run.context, on_finished=run.on_finished, targets=targets or None)
+    others = dict(labels=labels, context=of.context, on_finished=of.on_finished, targets=targets or None)
     for name, other in others.items():
         if other is not None:
             raise UserError(f"goal and {name}: they exclude each other; expected {name}=None")
-    goal, clean = torch.as_tensor(run.goal).detach().cpu(), logits_of(model, images)
+    goal, clean = torch.as_tensor(of.goal).detach().cpu(), logits_of(model, images)
     check_classes("goal", goal, clean.shape[1])
     return goal.expand(len(images)).clone(), clean.argmax(1)
 

@@ -1,16 +1,14 @@
-"""Differential attention of tensors, and the choice of its backend: the one that was asked for, or the fastest."""
+"""The choice of a backend: checks a call and hands it to the backend that was asked for, or to the fastest one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
-from antiphase.arguments import validated
 from antiphase.attention.backends.compiled import Call, HeadNorm, View, maps_of, native_attention, takes
-from antiphase.attention.maps import check_broadcast, open_dead_rows, plain_combine
+from antiphase.attention.maps import open_dead_rows, plain_combine
 from antiphase.attention.modes import plain_forward
 from antiphase.errors import UserError
 
@@ -103,28 +101,3 @@ def _check(queries: list[torch.Size], keys: list[torch.Size], values: torch.Size
         raise UserError(f"lam of shape {of_lam}: {words}")
     leading = {shape[:-2] for shape in (*queries, *keys, values)}
     return len(of_lam) < 2 and 0 not in (*queries[0], *values) and len(leading) == 1
-
-
-@validated
-def differential_attention(
-    q1: Float[Tensor, "#batch #heads queries width"],
-    k1: Float[Tensor, "#batch #heads keys width"],
-    q2: Float[Tensor, "#batch #heads queries width"],
-    k2: Float[Tensor, "#batch #heads keys width"],
-    v: Float[Tensor, "#batch #heads keys value_width"],
-    lam: float | Float[Tensor, "..."],
-    *,
-    mask: Tensor | None = None,
-    backend: BackendName = "auto",
-) -> Float[Tensor, "batch heads queries value_width"]:
-    """Return (softmax(q1 k1ᵀ/√width) − λ·softmax(q2 k2ᵀ/√width)) v.
-
-    λ is one number, one for each head or one for each query: ``()``, ``(heads,)``, ``(batch, heads, queries)``. The
-    ``mask``, broadcastable to ``(batch, heads, queries, keys)``, is boolean (True: may be attended to) or added to the
-    scores; a query that may attend to nothing gets zeros. For ``backend`` see :func:`attend`.
-
-    Source: T. Ye et al., *Differential Transformer*, ICLR 2025; as used in the sensitivity paper, Section 3.2.
-    """
-    if mask is not None:
-        check_broadcast("mask", mask, torch.Size([*q1.shape[:3], k1.shape[2]]))
-    return attend(lambda q1, k1, q2, k2, v: ((q1, q2), (k1, k2), v), lam, mask, backend, q1, k1, q2, k2, v)

@@ -120,7 +120,7 @@ def stated_class_names(model: Any, count: int, spec: str) -> tuple[str, ...] | N
         return None
     if (names := ordered_names(stated)) is None or len(names) != count:
         got = f"{len(names)} names" if names else shown(stated)
-        raise UserError(f"{spec}: class_names: got {got}; expected one name for each of {count} outputs, in order")
+        raise UserError(f"{spec}: class_names: got {got}; expected {count} names, in the order of the outputs")
     return names
 
 
