@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from antiphase.arguments import validated
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
-from antiphase.files import as_json, as_json_lines, as_rows, replacing
+from antiphase.files import as_json, as_json_lines, as_rows, read_json, replacing
 from antiphase.report.figure import Family, colors_of, families, saved
 from antiphase.report.page import Headline, Section, environment, write_page
 from antiphase.report.table import OnConsole, Table, table_text
@@ -170,9 +170,15 @@ class Result(ABC):
         """Write the run with its report into a directory, as the command does, and return its path."""
         out = Path(directory)
         with run_folder(out, self.kind):
-            for path in _held(out):
-                if path.name not in {*self.files, WEIGHTS}:  # of an earlier run
-                    path.unlink()
+            with suppress(UserError):  # there is no earlier run
+                held = {
+                    *read_json(out / "run.json").get("sha256", ()),
+                    "gallery.safetensors",
+                    "questions.json",
+                    "card.json",
+                }
+                for name in held - self.files.keys():
+                    (out / Path(name).name).unlink(missing_ok=True)
             for name, content in self.files.items():
                 with replacing(out / name) as temporary:
                     temporary.write_bytes(content)
@@ -246,14 +252,10 @@ class Result(ABC):
             yield Path(name)
 
 
-def _held(directory: Path) -> list[Path]:
-    """Return the files of a result in a directory."""
-    return [path for one in _HELD for path in sorted(directory.glob(one)) if path.name not in _NOT_HELD]
-
-
 def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
     """Read the files of a run directory; weights are held in memory unless it stays (``stored``)."""
-    files = {path.name: path.read_bytes() for path in _held(directory) if not (stored and path.name == WEIGHTS)}
+    held = (path for pattern in _HELD for path in sorted(directory.glob(pattern)) if path.name not in _NOT_HELD)
+    files = {path.name: path.read_bytes() for path in held if not (stored and path.name == WEIGHTS)}
     kind = find_command(command).result_type().of_files(files)
     for name in kind.needs:
         if name not in files:

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image
@@ -18,7 +19,7 @@ SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
 _RARE = "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm"
 _RARE_SUFFIXES = {f".{suffix}" for suffix in (*_RARE.split(), "npy")}
-_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")  # of pictures' bytes
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*")  # of pictures' bytes
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _NO_CLASSES = {"images", "labels", "masks", "annotations", "segmentations"}  # of data sets for other tasks
 _SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
@@ -181,10 +182,11 @@ def _images_below(name: str, root: Path, folder: str, listed: dict[str, str], le
 
 
 def _begins_as_picture(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(4).startswith(_BEGINNINGS)
+    with suppress(OSError):  # it may not be readable
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read(4).startswith(_BEGINNINGS)
+    return False
 
 
 def _refuse(error: OSError) -> None:

@@ -174,19 +174,13 @@ class AuditResult(Result):
         return Headline(title, lead, _words("condition", **values), plot)
 
     def _plot(
-        self,
-        name: str,
-        names: Sequence[str],
-        sides: Sequence[Any],
-        shown: pl.DataFrame,
-        single: pl.DataFrame,
-        quoted: Any,
+        self, name: str, names: Sequence[str], sides: Sequence[Any], shown: pl.DataFrame, single: pl.DataFrame, at: Any
     ) -> Plot:
         """Draw differences or rates by ε, those of ``single`` models or pairs as dots, above the accuracies."""
         rows, accuracies = [], []
         for eps, sign in shown.select("eps", "decided").iter_rows():
             estimates = [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()]
-            rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == quoted))
+            rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == at))
         accuracy_of = {row["model"]: words.estimate_of(row) for row in self.accuracy.to_dicts()}
         for one, models in zip(names, sides, strict=True):
             accuracies.append((one, self.colors[one], [accuracy_of[each] for each in dict.fromkeys(models)]))
