@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from antiphase.errors import UserError
-from antiphase.studies.claims import Check, Claim
+from antiphase.studies.claims import Check, Claim, no_worse
 from antiphase.studies.paper_settings import RIGHT, UNTESTED, WRONG, entries
 from antiphase.studies.report.figures import text_svg
 from antiphase.studies.report.findings import QUESTIONS, replace_findings, summary, write_findings
@@ -50,6 +50,9 @@ def test_a_claim_is_drawn_by_the_check_that_decides_it():
     (line,) = forest_lines([replace(made_up.table_1(), claims=[both])])
     assert line.numbers[1] == "the contradicted one of 2"
     assert deciding(Claim("x", "s", "y", [Check("none", None)])) is None
+    least = Claim("x", "s", "y", [no_worse(Check("no", over_seeds(-0.01, -0.02, 0.0, 100)), 0.03)])
+    (line,) = forest_lines([replace(made_up.table_1(), claims=[least])])
+    assert (line.verdict, line.numbers) == ("holds", ("−1.0 points [−2.0, 0.0]", "above −3.0"))  # two lines: one is cut
 
 
 def test_lines_are_grouped_by_unit_and_section_and_all_verdicts_are_there():

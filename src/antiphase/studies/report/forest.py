@@ -84,7 +84,8 @@ def _line(source: str, claim: Claim) -> Line | None:
     among = f"least favourable of {alike} {claim.verdict}" if alike > 1 else f"the {claim.verdict} one of {of}"
     several = "" if of == 1 else f"least favourable of {of}" if alike == of else among
     seeds = price(claim).partition(",")[0]
-    numbers = filter(None, (estimate_text(check), several, seeds and f"a verdict takes {seeds}"))
+    text, above, least = estimate_text(check).partition(", above")
+    numbers = filter(None, (text, above.strip(", ") + least, several, seeds and f"a verdict takes {seeds}"))
     paper = SHORT.get(source, source)
     section = paper if source == OWN else f"{paper}, {claim.source.partition(',')[0]}"
     told = (section, claim.statement.replace(" %", "\u00a0%"), claim.verdict, tuple(numbers))
