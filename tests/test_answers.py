@@ -124,6 +124,17 @@ def test_progress_and_mistakes_are_not_in_the_answer(folder, run_cli):
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.parametrize("several", ['"momentum=0.9"', '["momentum=0.9"]'])
+def test_a_file_may_have_flags_lists_and_single_values(folder, run_cli, several):
+    (folder / "my.toml").write_text(f'attack = ["fgsm", "pgd"]\nset = {several}\nfail-under = "robust 1% @ 1/255"\n')
+    words = ("--config", "my.toml", "--eps", "1/255", "--limit", "2", "--steps", "2", "-q", "--out", "out")
+    code, _, err = run_cli("attack", "specimen:vit-0", *words)
+    assert code == 0, err
+    options = json.loads((folder / "out" / "run.json").read_text())["options"]
+    assert (options["attack"], options["settings"]) == ("fgsm,pgd", {"momentum": "0.9"})
+    assert options["fail_under"] == ["robust 1% @ 1/255"]
+
+
 def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli):
     (folder / "my.toml").write_text(
         'model = "specimen:vit-0"\neps = ["1/255", 0.02]\nlimit = 3\nsense-limit = 0\nquiet = true\nnested = "off"\n'
