@@ -296,6 +296,11 @@ def test_what_is_saved_over_another_result_is_alone(tmp_path, audited):
     again = ap.open(tmp_path / "run")
     assert set(again.files) - {"card.json"} == set(audited.files) - {"card.json"}
     assert again.table_names == audited.table_names
+    card = json.loads((tmp_path / "run" / "card.json").read_text())
+    card["models"][0] |= {"venue": "ICLR 2026"}
+    (tmp_path / "run" / "card.json").write_text(json.dumps(card))
+    audited.save(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "card.json").read_text())["models"][0]["venue"] == "ICLR 2026"
 
 
 def test_the_json_of_an_audit_has_its_warnings(tmp_path, run_cli):

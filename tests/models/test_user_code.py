@@ -279,3 +279,16 @@ def test_a_square_that_is_none_is_one_line(tmp_path, square):
     )
     with pytest.raises(UserError, match="needs an attribute square, such as"):
         load_model(f"python:{tmp_path}/dual.py:build")
+
+
+def test_a_single_logit_has_the_names_of_two_classes():
+    class One(nn.Module):
+        class_names = ("no", "yes")
+
+        def forward(self, x):
+            return x.mean((1, 2, 3))[:, None] - 0.5
+
+    pixels = torch.tensor([0.1, 0.9])[:, None, None, None].expand(2, 1, 4, 4)
+    data = ap.load_data(pixels, torch.tensor([0, 1]), class_names=["no", "yes"])
+    found = ap.attack(One(), data=data, attack="fgsm", eps=0.01)
+    assert found.summary["models"][0]["clean_accuracy"] == 1.0

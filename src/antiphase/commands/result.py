@@ -171,12 +171,8 @@ class Result(ABC):
         out = Path(directory)
         with run_folder(out, self.kind):
             with suppress(UserError):  # there is no earlier run
-                held = {
-                    *read_json(out / "run.json").get("sha256", ()),
-                    "gallery.safetensors",
-                    "questions.json",
-                    "card.json",
-                }
+                tables = read_json(out / "run.json").get("sha256", ())
+                held = {*tables, "gallery.safetensors", "questions.json"}
                 for name in held - self.files.keys():
                     (out / Path(name).name).unlink(missing_ok=True)
             for name, content in self.files.items():

@@ -59,14 +59,15 @@ def record(
     if graph and any(parameter.is_inference() for parameter in model.parameters()):
         raise UserError("the model was created in torch.inference_mode(), without gradients: load it outside")
     call = call or default_call(model, inputs)
-    way, parts = _way(model, call), set(model.modules())
+    way, parts = _way(call), set(model.modules())
     watch = way is None or set(_WATCHED.setdefault(model, {}).get(way, ())) != parts
     with torch.set_grad_enabled(graph):
         calls, left_out = observe(model, inputs, call, tangent, watch)
     for one in left_out:
         if one.why == "unknown" or not calls:
             raise one.error
-    _WATCHED.setdefault(model, {})[way] = weakref.WeakSet(parts)
+    if watch and way is not None:
+        _WATCHED[model][way] = weakref.WeakSet(parts)
     for kind, error in {type(one.module): one.error for one in reversed(left_out) if watch}.items():
         warnings.warn(f"{error}; {kind.__name__} is left out of the measurement", stacklevel=2)
     if not calls:
@@ -98,7 +99,7 @@ class LeftOut(NamedTuple):
         return UserError(f"{self.name}: {_WHY[self.why].format(kind=kind, reason=self.reason)}")
 
 
-def _way(model: nn.Module, call: Callable[..., Any]) -> Any:
+def _way(call: Callable[..., Any]) -> Any:
     """Return what calls that run the same modules share: a method of a module, or a function of ours; else None."""
     owner, name = getattr(call, "__self__", call), getattr(call, "__qualname__", "")
     if isinstance(owner, nn.Module):

@@ -118,6 +118,7 @@ def stated_class_names(model: Any, count: int, spec: str) -> tuple[str, ...] | N
     """Return the names that a user's model has for its outputs, as an attribute ``class_names``; None without one."""
     if (stated := getattr(model, "class_names", None)) is None:
         return None
+    count = max(count, 2)  # a single logit tells two classes
     if (names := ordered_names(stated)) is None or len(names) != count:
         got = f"{len(names)} names" if names else shown(stated)
         raise UserError(f"{spec}: class_names: got {got}; expected {count} names, in the order of the outputs")
