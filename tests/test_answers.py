@@ -320,5 +320,5 @@ def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeyp
     assert code == 0
     assert "no-such-package" in out
     assert f", {torch.get_num_threads()} threads" in " ".join(out.split())
-    assert 'pip install "antiphase[vlm]"' in out
+    assert "pip install 'antiphase[vlm] @ git+https://" in " ".join(out.split())
     assert "ANTIPHASE_NATIVE=0" in out

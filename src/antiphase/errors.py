@@ -37,6 +37,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def install(extras: str) -> str:
+    """Return the command that installs antiphase with some extras; PyPI does not have it."""
+    return f"pip install 'antiphase[{extras}] @ git+https://github.com/antiphase/antiphase'"
+
+
 @contextmanager
 def refusing(what: str, fix: str, *failures: type[Exception]) -> Iterator[None]:
     """Turn failures of a block into a ``UserError``: what is the matter, the failure in one line, how to fix it."""

@@ -99,10 +99,15 @@ def room(root: Path) -> Iterator[None]:
         raise
 
 
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write ``content`` to ``path`` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` to ``path`` atomically in UTF-8; characters that UTF-8 cannot encode are escaped."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def printable(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.files import digest, read_json, read_rows, replacing, write_json
+from antiphase.files import digest, read_json, read_rows, write_bytes, write_json
 from antiphase.processes import Item, Process
 
 _NAME = re.compile(r"[0-9]+-[0-9]+(-[0-9a-f]{16})?\.parquet")  # writer, number, digest
@@ -51,11 +51,9 @@ class Journal:
 
     def flush(self) -> None:
         if self.pending:
-            content = io.BytesIO()
-            pl.concat(self.pending).write_parquet(content)
-            digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
-            with replacing(self.directory / f"{self.writer}-{self.next:06d}-{digest}.parquet") as temporary:
-                temporary.write_bytes(content.getvalue())
+            content = as_parquet(pl.concat(self.pending))
+            digest = hashlib.sha256(content).hexdigest()[:16]
+            write_bytes(self.directory / f"{self.writer}-{self.next:06d}-{digest}.parquet", content)
             self.next += 1
             self.pending = []
         self.flushed = time.monotonic()
@@ -80,12 +78,15 @@ class Journal:
         return [path for path in sorted(self.directory.glob("*.parquet")) if _NAME.fullmatch(path.name)]
 
 
+def as_parquet(frame: pl.DataFrame, **how: Any) -> bytes:
+    """Return rows as the content of a Parquet file."""
+    frame.write_parquet(content := io.BytesIO(), **how)
+    return content.getvalue()
+
+
 def write_frame(path: Path, frame: pl.DataFrame, **how: Any) -> None:
     """Write rows to one file, whole or not at all."""
-    content = io.BytesIO()  # polars takes no name that is not UTF-8, and hides why a disk refuses
-    frame.write_parquet(content, **how)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content.getvalue())
+    write_bytes(path, as_parquet(frame, **how))  # polars takes no name that is not UTF-8, and hides why a disk refuses
 
 
 def _read_warnings(file: Path) -> list[str]:

@@ -274,7 +274,8 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
     for name, value in stored.items():
         key, file = flags.get(name, name.replace("-", "_")), f"config {shown(str(path))}"
         if key not in fields or isinstance(value, dict):
-            known = ", ".join(fields).replace("_", "-")
+            typed = dict.fromkeys(fields) | {key: flag for flag, key in reversed(flags.items())}
+            known = ", ".join(flag or key.replace("_", "-") for key, flag in typed.items())
             raise UserError(f"{file}: {shown(name)} is no option; expected some of {known}")
         joined = isinstance(value, list) and how_typed(fields[key]).text is not None
         if isinstance(value, list) and not joined and not _several(fields[key]):

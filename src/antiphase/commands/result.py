@@ -1,7 +1,6 @@
 """The result of a command: the files of its run, held in memory, and what is drawn and compared from them."""
 
 import base64
-import io
 import json
 import shutil
 import tempfile
@@ -21,12 +20,13 @@ from antiphase.arguments import validated
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
-from antiphase.files import as_json, as_json_lines, as_rows, read_json, replacing
+from antiphase.files import as_json, as_json_lines, as_rows, read_json, replacing, write_bytes
 from antiphase.report.figure import Family, colors_of, families, saved
 from antiphase.report.page import Headline, Section, environment, write_page
 from antiphase.report.table import OnConsole, Table, table_text
 from antiphase.report.words import estimate_of
 from antiphase.statistics.decisions import decide
+from antiphase.store import as_parquet
 from antiphase.terminal import eps_label
 
 WEIGHTS = "model.safetensors"
@@ -176,8 +176,7 @@ class Result(ABC):
                 for name in held - self.files.keys():
                     (out / Path(name).name).unlink(missing_ok=True)
             for name, content in self.files.items():
-                with replacing(out / name) as temporary:
-                    temporary.write_bytes(content)
+                write_bytes(out / name, content)
             weights = None if self.directory is None else self.directory / WEIGHTS
             if weights is not None and weights.exists() and weights != out.resolve() / WEIGHTS:
                 with replacing(out / WEIGHTS) as temporary:
@@ -282,10 +281,7 @@ def in_files(contents: Mapping[str, Any], **frames: pl.DataFrame) -> dict[str, b
     """Return JSON and tables as the files of a run, by their names without an ending."""
     texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in contents.items()}
     files = {f"{name}.json": f"{text}\n".encode() for name, text in texts.items()}
-    for name, frame in frames.items():
-        frame.write_parquet(buffer := io.BytesIO())
-        files[f"{name}.parquet"] = buffer.getvalue()
-    return files
+    return files | {f"{name}.parquet": as_parquet(frame) for name, frame in frames.items()}
 
 
 def listed(models: Sequence[Mapping[str, Any]]) -> str:

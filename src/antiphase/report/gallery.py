@@ -85,8 +85,7 @@ def gallery_markup(
     pairs = zip(gallery.models, gallery.clean_prediction, gallery.prediction, strict=True)
     named = {model: list(zip(*map(names, pair), strict=True)) for model, *pair in pairs}
     values = {"gallery": gallery, "colors": colors, "titles": titles, "words": words, "data_uri": data_uri}
-    values |= {"labels": names(gallery.label), "answers": answers or named}
-    values |= {"magnification": magnification(gallery)}
+    values |= {"labels": names(gallery.label), "answers": answers or named, "magnification": magnification(gallery)}
     values["hard_pixels"] = max(gallery.clean.shape[-2:]) <= _SMALL
     return Markup(environment().get_template("gallery.html").render(values))
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from antiphase.files import replacing, write_text
+from antiphase.files import write_bytes, write_text
 from antiphase.report import words
 from antiphase.report.figure import inline_svg, saved, shortened
 from antiphase.report.table import Table, table_files
@@ -85,8 +85,7 @@ def write_page(
     for name, plot in named:
         drawn[plot.name] = embedded(plot.figure, plot.name, f"{escape(name)}; the numbers are in the tables")
         for ending, content in drawn[plot.name]["files"].items() if plot.beside else ():
-            with replacing(path.with_name(f"{plot.name}.{ending}")) as temporary:
-                temporary.write_bytes(content)
+            write_bytes(path.with_name(f"{plot.name}.{ending}"), content)
     run = dict(run)
     if isinstance(run["data"], list):
         prints = ", ".join(fingerprint[:12] for fingerprint in run["data_fingerprint"])

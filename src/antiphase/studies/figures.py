@@ -112,8 +112,7 @@ def panels(
     shown = []
     for words, chosen, block in _groups(estimates, title):
         kept = [name for name in (BY_SEED, SIZE) if name in block.columns]
-        place = (pl.col(x) if isinstance(x, str) else x).cast(pl.Float64)
-        points, theirs = block.select("series", *ESTIMATES, *kept, x=place), None
+        points, theirs = block.select("series", *ESTIMATES, *kept, x=x).cast({"x": pl.Float64}), None
         if paper is not None:
             theirs = paper.filter(**{name: chosen[name] for name in chosen if name in paper.columns})
             theirs = None if theirs.is_empty() else theirs.select("series", "x", "value")
@@ -135,7 +134,6 @@ def tables(
     """Return a table of estimates for each combination of the columns that the title names, as in :func:`panels`."""
     shown = []
     for words, chosen, block in _groups(estimates, title):
-        row, column = (pl.col(one) if isinstance(one, str) else one for one in (row, column))
         cells = block.with_columns(row=row, column=column)
         if paper is None:
             cells = cells.with_columns(paper=pl.lit(None, pl.Float64))

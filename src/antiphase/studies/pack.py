@@ -7,7 +7,6 @@ their cell ships; ε stays exact. ``README.md`` says what made the rows.
 """
 
 import contextlib
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import polars as pl
 from antiphase.commands.run_folder import locked
 from antiphase.errors import UserError
 from antiphase.files import as_json, read_rows, room, write_text
-from antiphase.store import write_frame
+from antiphase.store import as_parquet, write_frame
 from antiphase.studies.spec import Cell, closure
 from antiphase.studies.store import Reader, core_seconds, described, identity, source_commit
 
@@ -79,11 +78,9 @@ class Pack:
 
     def files_of(self, cells: Sequence[Cell]) -> dict[str, bytes]:
         """Return the files of some cells and of what they need, by name."""
-        files, kept = {}, pl.col("cell").is_in({self._key(cell) for cell in closure(cells)})
-        for name in (CELLS_FILE, *sorted(set(self.cells.filter(kept)["file"]) - {""})):
-            read_rows(self.root / name, _RESTORE).filter(kept).write_parquet(buffer := io.BytesIO())
-            files[name] = buffer.getvalue()
-        return files
+        kept = pl.col("cell").is_in({self._key(cell) for cell in closure(cells)})
+        names = (CELLS_FILE, *sorted(set(self.cells.filter(kept)["file"]) - {""}))
+        return {name: as_parquet(read_rows(self.root / name, _RESTORE).filter(kept)) for name in names}
 
     @property
     def cells(self) -> pl.DataFrame:

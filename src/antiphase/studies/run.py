@@ -173,8 +173,7 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     bars = not options.quiet and sys.stderr.isatty()  # elsewhere they leave empty lines
     lab = Lab(store, device, options.batch_size, progress=bars, process=process, track=options.track)
     store.root.mkdir(parents=True, exist_ok=True)
-    run_cells(cells, lab, say if process.first and not options.quiet else lambda line: None)
-    after = make_plan(cells, store)
+    after = run_cells(cells, lab, say if process.first and not options.quiet else lambda line: None)
     if process.first:
         say(f"{len(after.cells)} cells are there; {options.next_command('report')} draws them")
     return counts | {"missing": len(after.missing)}

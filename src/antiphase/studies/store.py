@@ -72,8 +72,11 @@ class Store:
         return (self.folder(cell) / DONE_FILE).exists() and self.damage(cell) is None
 
     def record(self, cell: Any) -> dict[str, Any] | None:
+        path = self.folder(cell) / DONE_FILE
+        if self.shipped is not None and not path.exists():
+            return self.shipped.record(cell)
         try:
-            return read_json(self.folder(cell) / DONE_FILE, _Record).model_dump()
+            return read_json(path, _Record).model_dump()
         except UserError:
             return None
 

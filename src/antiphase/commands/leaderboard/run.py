@@ -148,8 +148,7 @@ def _sheet(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     rows, numbers = [], []
     for line in lines:
         rates = {"robust": line["robust"], "clean": line["model"].clean_accuracy, "asr": line["asr"]}
-        about = {"rank": line["rank"], "model": line["model"].name}
-        about |= {"attack": line["attack"], "images": line["n"]}
+        about = {"rank": line["rank"], "model": line["model"].name, "attack": line["attack"], "images": line["n"]}
         rank, model, attack, images = ("–" if value is None else str(value) for value in about.values())
         fields = [rate_field(rate.model_dump()) for rate in rates.values()]
         words = (Field(rank), Field(model, kind="name"), *fields, Field(attack, kind="word"), Field(images))

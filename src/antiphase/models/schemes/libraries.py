@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
 from antiphase.data.hub import offline_at_once
-from antiphase.errors import UserError, first_line, shown
+from antiphase.errors import UserError, first_line, install, shown
 from antiphase.models import preprocessing
 from antiphase.models.checkpoints import check_finite, load_into, read_state
 from antiphase.models.clip import Embeddings, Texts
@@ -258,7 +258,7 @@ def import_extra(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{what}: needs {name}; install it with pip install 'antiphase[vlm]'") from None
+        raise UserError(f"{what}: needs {name}; install it with {install('vlm')}") from None
 
 
 def pretrained(factory: Any, place: str, spec: str, lacking: bool = False) -> Any:

@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,11 +80,9 @@ def named_spec(text: str) -> NamedSpec:
     return NamedSpec((name or "").strip(), spec.strip(), None if seed is None else int(seed))
 
 
-@contextmanager
-def downloading(what: str, fix: str, failures: tuple[type[Exception], ...] = OFFLINE) -> Iterator[None]:
+def downloading(what: str, fix: str, failures: tuple[type[Exception], ...] = OFFLINE) -> AbstractContextManager[None]:
     """Refuse what cannot be downloaded: ``what`` is the matter, the error in one line, and how to ``fix`` it."""
-    with refusing(what, f"; {fix}", *failures):
-        yield
+    return refusing(what, f"; {fix}", *failures)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from antiphase.commands.audit.advice import measured
 from antiphase.studies.cells import TrainVit
 from antiphase.studies.claims import Check, apart, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
-from antiphase.studies.figures import IN_255THS, SIZE, Artefact, Panel, Table, panels, tables
+from antiphase.studies.figures import IN_255THS, SIZE, Artefact, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, PAPER, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench
@@ -56,8 +56,7 @@ def cells(profile: Profile) -> list[Cell]:
     for data, (kind, names), seed in product(sizes.data, TRAINED.items(), seeds_of(profile)):
         for name in names:
             model = defended(sizes, kind, name, seed, data, CHOSEN.get(name, 0.0))
-            made += [sizes.attack(model), sizes.accuracy(model)]
-            made.append(sizes.attack(model, AUTOATTACK_EPS, "autoattack"))
+            made += [sizes.attack(model), sizes.accuracy(model), sizes.attack(model, AUTOATTACK_EPS, "autoattack")]
             if seed < PROBED and kind == DIFFVIT:
                 made.append(sizes.attack(model, (AT,), objective="margin", restarts=10))
                 made.append(sizes.attack(model, (AT,), "square", queries=1000))
@@ -81,8 +80,8 @@ def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFra
     return attacks.filter(over_eps), attacks.filter(whole), attacks.filter(~over_eps & ~whole)
 
 
-def draw_defences(rows: RowsByTable, name: str) -> tuple[list[Panel], list[Table]]:
-    """Return robust against clean accuracy, and tables of accuracy, robust accuracy and ASR."""
+def draw_defences(rows: RowsByTable, name: str) -> Artefact:
+    """Draw robust against clean accuracy, and tables of accuracy, robust accuracy and ASR."""
     pgd, autoattack, _ = map(split_series, evaluated(rows))
     clean = estimates(split_series(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
     robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
@@ -98,12 +97,12 @@ def draw_defences(rows: RowsByTable, name: str) -> tuple[list[Panel], list[Table
     rates = estimates(pgd, ["data", "model", "defence", "eps"], ASR)
     title = "ASR of {model} under PGD, {data}"
     listed += tables(rates, title, f"{name}-asr-{{model}}-{{data}}", "defence", IN_255THS, index="defence")
-    return [*drawn], listed
+    return Artefact([PAPER.plot("defence", drawn)], listed)
 
 
 def draw(rows: RowsByTable) -> Artefact:
     """Draw what all defences do; tables of the further attacks and of the gradients, too."""
-    drawn, listed = draw_defences(rows, "defence")
+    main, listed = draw_defences(rows, "defence"), list[Table]()
     further = split_series(evaluated(rows)[2])
     words = pl.when(pl.col("attack") == "square").then(pl.lit("Square")).when(pl.col("eps") == 1.0)
     named = further.with_columns(how=words.then(pl.lit("PGD, any pixel")).otherwise(pl.lit("PGD, margin, 10 restarts")))
@@ -113,18 +112,14 @@ def draw(rows: RowsByTable) -> Artefact:
     aligned = split_series(rows["alignment"]).filter(site="pixels")
     aligned = aligned.group_by("data", "defence", "cell", SEED, "sample", maintain_order=True)
     sums = aligned.agg(pl.mean("cross", "first", "second", "moved"))
-    quantities: dict[str, tuple[pl.Expr, Any]] = {
-        "cosθ": (cosine().over("data", "defence"), "number"),
-        "‖J‖ of the map": (pl.col("moved").sqrt(), "size"),
-    }
-    means, keys = [], ["data", "defence"]
-    for name, (value, kind) in quantities.items():
-        some = estimates(sums.with_columns(value=value), keys, pl.col("value"), kind)
-        means.append(some.with_columns(quantity=pl.lit(name)))
+    keys = ["data", "defence"]
+    angle = estimates(sums.with_columns(value=cosine().over(keys)), keys, pl.col("value"), "number")
+    size = estimates(sums, keys, pl.col("moved").sqrt(), "size")
+    means = [angle.with_columns(quantity=pl.lit("cosθ")), size.with_columns(quantity=pl.lit("‖J‖ of the map"))]
     title = "Gradients of DiffViT's maps at the pixels, {data}"
     style: dict[str, Any] = {"index": "defence", "percent": False, "digits": 3}
     listed += tables(pl.concat(means), title, "defence-gradients-{data}", "defence", "quantity", **style)
-    return Artefact([PAPER.plot("defence", drawn)], listed)
+    return Artefact(main.plots, [*main.tables, *listed])
 
 
 def checks(rows: RowsByTable) -> Checks:

@@ -42,17 +42,13 @@ def _alike_cells(profile: Profile) -> list[Cell]:
     return made
 
 
-def _draw_alike(rows: RowsByTable) -> Artefact:
-    drawn, listed = defence.draw_defences(rows, "defence-alike")
-    return Artefact([PAPER.plot("defence", drawn)], listed)
-
-
 def _alike_checks(rows: RowsByTable) -> Checks:
     found = {key: some for name in OF_V2 for key, some in defence.defence_checks(rows, V2, name, "v2-").items()}
     found |= {f"v2-{name}-gap-remains": defence.gap_remains(rows, V2, name) for name in HELPFUL}
     return found | {f"{name}-gap-remains": defence.gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
 
 
+_draw_alike = partial(defence.draw_defences, name="defence-alike")
 DEFENCE_ALIKE = PAPER.study("defence-alike", _alike_cells, _draw_alike, _alike_checks, shown_settings, by_data=True)
 
 
@@ -61,15 +57,14 @@ def _deep_cells(profile: Profile) -> list[Cell]:
     sizes, seeds, made = bench(profile), seeds_of(profile, DEEP_SEEDS), list[Cell]()
     for data, seed, kind, name in product(sizes.data, seeds, (VIT, DIFFVIT), ("natural", "fast")):
         model = _made(sizes, kind, name, seed, data, depth=DEEP)
-        made += [sizes.attack(model), sizes.accuracy(model)]
-        made.append(sizes.attack(model, success_rates.AT, "autoattack"))
+        made += [sizes.attack(model), sizes.accuracy(model), sizes.attack(model, success_rates.AT, "autoattack")]
     return made
 
 
 DEFENCE_DEEP = PAPER.study(
     "defence-deep",
     _deep_cells,
-    lambda rows: Artefact([], defence.draw_defences(rows, "defence-deep")[1]),
+    lambda rows: Artefact([], defence.draw_defences(rows, "defence-deep").tables),
     lambda rows: {
         **defence.defence_checks(rows, DIFFVIT, "fast", eps=success_rates.AT[0]),
         "fast-gap-remains": defence.gap_remains(rows, DIFFVIT, "fast"),

@@ -83,8 +83,7 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def _gaps(attacks: pl.DataFrame) -> pl.DataFrame:
     pairs = [(DIFFVIT, VIT), (LARGER[DIFFVIT], LARGER[VIT])]
-    frames = [gaps(attacks, *pair).with_columns(series=pl.lit(" − ".join(pair))) for pair in pairs]
-    return pl.concat(frames)
+    return pl.concat(gaps(attacks, *pair).with_columns(series=pl.lit(" − ".join(pair))) for pair in pairs)
 
 
 def checks(rows: RowsByTable) -> Checks:

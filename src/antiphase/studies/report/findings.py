@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from antiphase.errors import UserError
@@ -51,17 +50,13 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     return _filled(template, values)
 
 
-def _templates() -> Environment:
+def _filled(template: str, values: Mapping[str, Any]) -> str:
     templates = environment().overlay(autoescape=False)
     templates.filters |= {"escaped": escaped, "file": part_name, "markdown": markdown}
     own = {"brief": words.brief_numbers, "estimates": words.estimates_line, "price": words.price}
     drawn = {"note": tables.table_note, "panel_tables": tables.panel_tables, "sheet": tables.table_sheet}
     templates.filters |= own | drawn
-    return templates
-
-
-def _filled(template: str, values: Mapping[str, Any]) -> str:
-    text = _templates().get_template(template).render(values)
+    text = templates.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

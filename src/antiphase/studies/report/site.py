@@ -2,7 +2,6 @@
 
 import functools
 import html
-import io
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.figure import as_svg, inline_svg
 from antiphase.report.page import Headline, Section, embedded, environment
+from antiphase.store import as_parquet
 from antiphase.studies.claims import OWN
 from antiphase.studies.figures import Artefact
 from antiphase.studies.options import PackOptions, StudyOptions
@@ -112,8 +112,7 @@ def studied(options: StudyOptions) -> RunResult:
         files, studies = pack.files_of(cells), results_of(StudyOptions(**chosen, rows=pack.root))
     checks = tables.check_frame((study, claim) for study in studies for claim in study.claims)
     if len(checks):
-        checks.write_parquet(table := io.BytesIO())
-        files["claims.parquet"] = table.getvalue()
+        files["claims.parquet"] = as_parquet(checks)
     files[_CHOICE] = options.model_dump_json(include=_CHOSEN).encode()
     found = StudyResult("study run", files, options.place.resolve())
     vars(found).update(studies=studies)  # so that they are not read again

@@ -62,10 +62,9 @@ def library(folder: Path | None = None) -> Path:
     """Return the compiled kernels, built if they are not in the folder (by default the user's cache) yet."""
     if folder is None:
         try:
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphase" / "native"
         except RuntimeError as error:
             raise CannotBuildError("no home directory; XDG_CACHE_HOME may name a folder") from error
-        folder = cache / "antiphase" / "native"
     if (compiler := _compiler()) is None:
         raise CannotBuildError("no C++ compiler")
     # bfloat16 rounded in one instruction

@@ -104,8 +104,7 @@ def levels(rows: pl.DataFrame) -> pl.DataFrame:
         for metric in shown:
             named = task if metric is shown[0] else f"{task}, {metric.setting}"
             own = f"{metric.setting} retrieval" if task == "retrieval" else named
-            found.append((own, data, "constant answer", metric.constant))
-            found.append((own, data, "chance", metric.chance))
+            found += [(own, data, "constant answer", metric.constant), (own, data, "chance", metric.chance)]
     schema: dict[str, Any] = dict.fromkeys(("task", "data", "series"), pl.String)
     return pl.DataFrame(found, schema | {"value": pl.Float64}, orient="row").drop_nulls()
 

@@ -38,8 +38,7 @@ WIDTHS = (2, 4, 8)
 CLIP_WIDTHS = {"paper": (8, 16, 32), "laptop": WIDTHS, "smoke": (4, 8)}
 RATE = "attack success rate"
 DEPTH = pl.format("depth {}", "depth")
-_AXES = {"eps": ("ε", IN_255THS, "eps")}
-_AXES |= {"width": ("width in pixels", pl.format("width {}", "width"), "linear")}
+_AXES = {"eps": ("ε", IN_255THS, "eps"), "width": ("width in pixels", pl.format("width {}", "width"), "linear")}
 
 
 def draw_rates(

@@ -184,8 +184,7 @@ THEORY_DEPTH = slow_study("theory-depth", _depth_cells, _draw_depth, _depth_chec
 
 MARGIN, CONSTANT, MEASURED = "Δm", "L ratio", "measured"
 CORRECTED, PRINTED = "equation (6), corrected", "equation (6), as printed"
-_NAMES = {"margin": MARGIN, "constant": CONSTANT, "measured": MEASURED}
-_NAMES |= {"corrected": CORRECTED, "printed": PRINTED}
+_NAMES = {"margin": MARGIN, "constant": CONSTANT, "measured": MEASURED, "corrected": CORRECTED, "printed": PRINTED}
 _TWINS = ["data", "depth", SEED]
 
 
