@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from antiphase.report.figure import as_svg, inline_svg, saved
+from antiphase.report.figure import inline_svg, saved
 from tests.commands.audits import audited
 
 
@@ -60,11 +60,11 @@ def test_names_are_text_and_not_formulas(tmp_path, make_run):
     models = [("_$x$ \\frac{", "softmax", None, 1.0), ("y$", "differential", None, 1.0)]
     _, figure = draw(make_run(tmp_path, models, []))
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [m[0] for m in models]
-    as_svg(figure)
+    saved(figure, "svg")
 
 
 def test_inline_figures_do_not_share_ids_and_keep_their_references(twins):
-    svg = as_svg(draw(twins)[1])
+    svg = saved(draw(twins)[1], "svg").decode()
     pages = [inline_svg(svg, name, "a figure") for name in ("one", "two")]
     ids = [set(re.findall(r'\bid="([^"]+)"', page)) for page in pages]
     assert ids[0]

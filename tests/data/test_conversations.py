@@ -82,6 +82,10 @@ def test_missing_images_are_counted_before_training(folder):
     (folder / "x.json").write_text(json.dumps([one, one | {"image": "coco/1.png"}, one | {"image": "gqa/1.png"}]))
     with pytest.raises(UserError, match=r"2 of the 3 listed images are missing in .*, the first is coco/2\.jpg"):
         load_conversations("llava:x.json?images=pictures", stage=2, root=folder)
+    (folder / "pictures/coco/2.jpg").touch()
+    (folder / "x.json").write_text(json.dumps([one, one | {"image": "coco/1.png"}]))
+    with pytest.raises(UserError, match=r"1 of the images are empty files, the first is coco/2\.jpg"):
+        load_conversations("llava:x.json?images=pictures", stage=2, root=folder)
 
 
 def test_what_llava_trains_on_is_taken_as_it_is(folder, monkeypatch):

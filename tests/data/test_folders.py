@@ -107,7 +107,11 @@ def test_splits_have_other_names(tmp_path, write_image, folders, split, chosen):
         (["train/cat/1.png", "train/dog/1.png", "test/test1/1.png"], "train and test have different sub-folders"),
         (
             ["train/hot_dog/1.png", "train/a/1.png", "test/Hot-Dog/1.png", "test/a/1.png"],
-            "train has a class hot_dog, not Hot-Dog",
+            "train has a class 'hot_dog', not 'Hot-Dog'",
+        ),
+        (
+            [f"{split}/a/1.png" for split in ("train", "test")] + ["train/caf\u00e9/1.png", "test/cafe\u0301/1.png"],
+            r"train has a class 'caf\\xe9', not 'cafe\\u0301': rename one of them",
         ),
         (
             [f"{domain}/{label}/1.png" for domain in ("art", "photo") for label in ("cat", "dog")],
@@ -324,11 +328,13 @@ def test_files_of_a_class_whose_names_are_no_pictures_are_counted(tmp_path, writ
         ".5": whole,
         "tmp": b"x",
         "6.txt": b"",
+        "7.webp_original": b"RIFF\x10\0\0\0WEBPVP8 ",
+        "8.bmp_": b"BM\x36\0\0\0\0\0\0\0\x36\0\0\0\x28\0",
     }.items():
         (tmp_path / "a" / name).write_bytes(content)
     with pytest.warns(UserWarning, match="left out files") as said:
         assert len(load_data(f"folder:{tmp_path}")) == 1
     (warning,) = said
-    counted = ("without a suffix", ".1", ".jpg_large")
+    counted = ("without a suffix", ".1", ".jpg_large", ".webp_original", ".bmp_")
     assert all(f"'{kind}': 1" in str(warning.message) for kind in counted)
     assert "txt" not in str(warning.message)

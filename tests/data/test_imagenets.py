@@ -154,11 +154,19 @@ def test_class_names_are_words_of_a_text():
         (("1_2", "3"), "1 2, 3"),
         (("0", "cat"), "0"),
         (("class_0", "cat"), "class 0"),
+        (("c0", "c1", "c10"), "c0, c1, c10"),
+        (("category_1", "category_2"), "category 1, category 2"),
     ],
 )
 def test_class_names_that_are_no_words_are_warned_of(names, odd):
     with pytest.warns(UserWarning, match=f"class names '{odd}' are no words"):
         class_words(names)
+
+
+def test_class_names_that_are_the_same_words_are_warned_of():
+    for names, word in ((("hot_dog", "hot dog", "cat"), "hot dog"), (("n00483313", "n00483409"), "singles")):
+        with pytest.warns(UserWarning, match=f"class names '{word}' are the same words for several classes"):
+            class_words(names)
 
 
 def test_other_counts_than_the_published_ones_are_warned_of(write, tmp_path):

@@ -150,6 +150,24 @@ def test_class_names_survive_wrappers_of_torch(wrap):
     assert load_data(wrap(Named(NAMES))).class_names == NAMES
 
 
+def test_labels_that_a_subset_numbers_anew_have_no_names():
+    class Anew(Subset):
+        def __getitem__(self, row):
+            image, label = super().__getitem__(row)
+            return image, label - 1
+
+        def __getitems__(self, rows):
+            return [self[row] for row in rows]
+
+    data = Named(NAMES)
+    labels = [int(data[row][1]) for row in range(len(data))]
+    data.targets = labels
+    rows = [row for row, label in enumerate(labels) if label > 0]
+    assert load_data(Subset(data, rows)).class_names == NAMES
+    assert load_data(Anew(data, rows)).class_names == ("0", "1")
+    assert load_data(DataLoader(Anew(data, rows), batch_size=2)).class_names == ("0", "1")
+
+
 @pytest.mark.parametrize(
     ("attributes", "names"),
     [
@@ -446,6 +464,17 @@ def test_a_parquet_file_that_is_missing_or_damaged_is_one_line(tmp_path):
     (tmp_path / "test.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"no complete Parquet file"):
         load_data(f"parquet:{tmp_path}")
+    image, name = {"bytes": bytes(range(256)) * 40, "path": ""}, tmp_path / "whole.parquet"
+    for order in (("image", "label"), ("label", "image")):
+        pl.DataFrame({"image": [image], "label": [0]}).select(order).write_parquet(name, compression="uncompressed")
+        content = bytearray(name.read_bytes())
+        content[4:24] = b"\xff" * 20  # of the first column's pages; the description at the end is whole
+        name.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"whole.parquet is no complete Parquet file .*: download it again"
+        ) as caught:
+            load_data(f"parquet:{name}").fingerprint()
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

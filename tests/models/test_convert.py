@@ -1,6 +1,7 @@
 """Conversion of standard attention to differential attention: the same outputs, a λ that learns, refusals."""
 
 import copy
+import json
 
 import pytest
 import timm
@@ -99,6 +100,15 @@ def test_a_pretrained_size_by_name_is_written_loaded_and_resized_as_timm_does(tm
     assert again.square == new.square == source.card.preprocessing.square
     assert again.card.class_names == source.card.class_names
     assert again.card.recipe["source"] == spec
+    file = tmp_path / "v2" / "recipe.json"
+    recipe = json.loads(file.read_text())
+    for changed in ({"interpolation": "foo"}, {"size": "x"}, {"size": 0}, {"resize": -1}):
+        file.write_text(json.dumps(recipe | {"square": recipe["square"] | changed}))
+        with pytest.raises(UserError, match="recipe.json: square: .*; convert the model again"):
+            load_model(str(tmp_path / "v2"))
+    file.write_text(json.dumps(recipe | {"resize": "foo"}))
+    with pytest.raises(UserError, match="resize 'foo': expected squash or crop"):
+        load_model(str(tmp_path / "v2"))
 
 
 def test_vit_tiny_of_timm():

@@ -207,6 +207,14 @@ def test_without_a_processor_images_are_not_normalised_and_that_is_said(tmp_path
         assert_close(model(x), own(pixel_values=x).logits)
 
 
+def test_a_model_without_labels_is_no_classifier(tmp_path):
+    save_vit(tmp_path)
+    model = transformers.ViTForImageClassification(transformers.ViTConfig.from_pretrained(tmp_path, num_labels=0))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"config.json has no labels, so that it gives features; expected a classifier"):
+        load_model(f"hf:{tmp_path}")
+
+
 @pytest.fixture
 def clip(tmp_path):
     """A CLIP of transformers with a tokenizer of a few words."""

@@ -108,6 +108,7 @@ def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ign
         ({"params": OTHER, "params_ema": STATE}, "params_ema", "params"),
         ({"state_dict": under("model.", OTHER) | under("swa_model.")}, "state_dict.swa_model", "state_dict.model"),
         (OTHER | {"ema": STATE}, "ema", "."),
+        ({"non_ema": OTHER, "ema": STATE}, "ema", "non_ema"),
     ],
 )
 def test_a_moving_average_goes_first_and_the_other_can_be_chosen(tmp_path, held, average, rest):
@@ -128,6 +129,10 @@ def test_several_sets_of_weights_are_to_be_chosen_from(tmp_path):
     assert same(read(f"{path}#state_dict.teacher")[0], OTHER)
     with pytest.raises(UserError, match=r"no weights 'ema' that fit the model; the file has state_dict\.student"):
         read(f"{path}#ema")
+    for other in ("model_no_ema", "non_ema", "state_dict_before_swa"):  # no moving average
+        torch.save({"model": STATE, other: OTHER}, path)
+        with pytest.raises(UserError, match="several sets"):
+            read(path)
     torch.save({"best": STATE, "last": OTHER, "model_ema": STATE}, path)
     with pytest.raises(UserError, match="several sets"):  # the average of which?
         read(path)

@@ -10,7 +10,16 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 from antiphase.errors import UserError
-from antiphase.sensitivity import Branch, Layer, attention_layers, attention_maps, register, token_grams
+from antiphase.sensitivity import (
+    Branch,
+    Layer,
+    attention_layers,
+    attention_maps,
+    branch_changes,
+    loss_grams,
+    register,
+    token_grams,
+)
 from antiphase.sensitivity.maps import attention_of, map_function
 from tests.sensitivity import attention_variants as variants
 from tests.sensitivity.own_attention import DIM, FusedHalves
@@ -196,27 +205,129 @@ def test_what_is_not_recognised_is_unknown_and_refused_with_the_reason(name):
 class OfTwoLists(nn.Module):
     """x + A(x) − λ·B(x), with A and B of lists of their own, or one function of torch twice."""
 
-    def __init__(self, functional=False):
+    def __init__(self, how="minus"):
         super().__init__()
-        self.lam, self.functional = nn.Parameter(torch.tensor(0.6)), functional
+        self.lam, self.how = nn.Parameter(torch.tensor(0.6)), how
         self.signal, self.noise = (nn.ModuleList([nn.MultiheadAttention(DIM, 2)]) for _ in range(2))
+        self.norm = nn.LayerNorm(DIM)
 
     def forward(self, x):
         x, parts = x.transpose(0, 1), (self.signal[0], self.noise[0])
-        if self.functional:
+        if self.how == "functional":
             how = (None, None, False, 0.0)
             call = torch.nn.functional.multi_head_attention_forward
             weights = ((p.in_proj_weight, p.in_proj_bias, *how, p.out_proj.weight, p.out_proj.bias) for p in parts)
             one, two = (call(x, x, x, DIM, 2, *some, training=False)[0] for some in weights)
         else:
-            one, two = (part(x, x, x)[0] for part in parts)
-        return (x + one - self.lam * two).transpose(0, 1)
+            other = self.norm(x) if self.how == "normed" else x
+            one = parts[0](x, x, x)[0]
+            two = parts[self.how != "twice"](*3 * [x.flip(-1) if self.how == "twice" else other])[0]
+        if self.how in ("minus", "functional"):
+            return (x + one - self.lam * two).transpose(0, 1)
+        return (x + torch.addcmul(one, self.lam, two, value=-1)).transpose(0, 1)
 
 
-@pytest.mark.parametrize("functional", [False, True])
-def test_attention_that_is_subtracted_across_lists_or_within_torch_is_unknown(functional):
-    net, x = made(OfTwoLists(functional), variants.Standard())
+@pytest.mark.parametrize("how", ["minus", "functional", "addcmul", "normed", "twice"])
+def test_attention_that_is_subtracted_across_lists_or_within_torch_is_unknown(how):
+    net, x = made(OfTwoLists(how), variants.Standard())
     assert attention_of(net, x)[0] == "unknown"
+
+
+class OfReturnedMaps(nn.Module):
+    """(A1 − λ·A2)·V of the maps that modules of torch return; with λ None, they are returned and not used."""
+
+    def __init__(self, lam):
+        super().__init__()
+        self.one, self.two = (nn.MultiheadAttention(DIM, 2, batch_first=True) for _ in range(2))
+        self.lam, self.value = lam, nn.Linear(DIM, DIM)
+
+    def forward(self, x):
+        (one, a1), (two, a2) = (part(x, x, x, average_attn_weights=False) for part in (self.one, self.two))
+        if self.lam is None:
+            return one + two, a1
+        value = self.value(x).unflatten(-1, (2, -1)).transpose(1, 2)
+        return ((a1 - self.lam * a2) @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("lam", "kind"), [(0.5, "unknown"), (None, "softmax")])
+def test_attention_made_of_maps_that_modules_return_is_unknown(lam, kind):
+    net, x = made(OfReturnedMaps(lam))
+    assert attention_of(net, x) == (kind, ())
+    if lam:
+        with pytest.raises(UserError, match="or its maps are used"):
+            attention_maps(net, x)
+
+
+class ChannelAttention(nn.Module):
+    """Factors of channels, squeezed and excited: no attention to tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return x * self.linear(x.mean((2, 3))).sigmoid()[:, :, None, None]
+
+
+class ClassAttention(nn.Module):
+    """Of the first token to all; returns the others as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(DIM, DIM), nn.Linear(DIM, 2 * DIM)
+
+    def forward(self, x):
+        k, v = self.kv(x).chunk(2, -1)
+        return torch.cat([(self.q(x[:, :1]) @ k.mT).softmax(-1) @ v, x[:, 1:]], 1)
+
+
+class WithChannels(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.channels, self.net = ChannelAttention(), net
+
+    def forward(self, x):
+        return self.net(self.channels(x.mT[..., None])[..., 0].mT)
+
+
+def test_what_is_only_called_attention_leaves_the_maps_of_the_rest():
+    net, x = made(variants.V1(""))
+    with pytest.warns(UserWarning, match=r"ChannelAttention is named attention, but is given no tokens"):
+        assert list(attention_maps(WithChannels(net).to(x).eval(), x)) == ["net.blocks.0.attn"]
+    net, x = made(variants.Standard(), ClassAttention())
+    with pytest.warns(UserWarning, match=r"ClassAttention: cross-attention is not supported"):
+        assert list(attention_maps(net, x)) == ["blocks.0.attn"]
+
+
+class Windows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net(variants.Standard())
+
+    def forward(self, x):
+        return self.net(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1)
+
+
+def test_sensitivity_of_attention_within_windows_is_refused_in_one_line():
+    net, x, keys = wild(Windows()), rand(3, 2, TOKENS, 5), torch.ones(3, 2, dtype=torch.int64)
+    assert list(attention_maps(net, x)) == ["net.blocks.0.attn"]
+    line = "attends within 6 sets of tokens of 3 samples, such as windows or views; expected one set for each sample"
+    for measure in (
+        lambda: list(token_grams(net, x, keys)),
+        lambda: list(loss_grams(net, x, lambda logits: logits.sum())),
+        lambda: list(branch_changes(net, x, x + 0.1)),
+    ):
+        with pytest.raises(UserError, match=line):
+            measure()
+
+
+def test_a_model_that_fails_in_any_way_is_one_line():
+    class Refusing(nn.Module):
+        def forward(self, x):
+            return {}[x.shape]
+
+    with pytest.raises(UserError, match=r"Refusing failed on the inputs .* expected a tensor"):
+        attention_maps(Refusing().eval(), rand(2, TOKENS, 5))
 
 
 def test_lambda_of_a_buffer_or_attribute_may_change():

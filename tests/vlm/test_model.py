@@ -1,5 +1,7 @@
 """A vision-language model against its parts, put together by hand through transformers."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -171,6 +173,12 @@ def test_a_tuned_language_model_keeps_the_tokens_that_end_an_answer(tmp_path):
     save_vlm(vlm, {"kind": "vlm", "model": config.model_dump(mode="json")}, tmp_path, torch.float32)
     again = load_vlm(tmp_path)
     assert again.ends == vlm.ends == [4, 7]
+    recipe = json.loads((tmp_path / "recipe.json").read_text())
+    for tower in ({}, {"kind": "hf"}, {"kind": "antiphase", "config": {"dim": 7}}):
+        (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"model": recipe["model"] | {"tower": tower}}))
+        with pytest.raises(UserError, match=r"model\.tower is not as train-vlm writes it") as caught:
+            load_vlm(tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_adapters_need_linear_layers():

@@ -8,14 +8,15 @@ import stat
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tarfile import HeaderError, ReadError
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import polars as pl
 from webdataset.tariterators import base_plus_ext
 
-from antiphase.errors import UserError, one_line
+from antiphase.errors import UserError, one_line, refusing
 
 IMAGE_COLUMNS = ("image", "img")
 IMAGE_SUFFIXES = ("jpg", "png", "webp", "jpeg")
@@ -146,14 +147,22 @@ def read_samples(tar: Path, suffix: str) -> Iterator[tuple[str, dict[str, str], 
             yield key, kinds, content
 
 
+def whole_parquet(path: object) -> AbstractContextManager[None]:
+    """Turn polars' errors about a damaged file, and its panics, into a ``UserError``."""
+    failures: Any = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
+    return refusing(f"{path} is no complete Parquet file", ": download it again", *failures)
+
+
 @functools.lru_cache(maxsize=8)
 def _cells(path: str, changed: int, block: int) -> list[bytes | None]:
-    return _images(path).slice(block * _ROWS, _ROWS).collect().to_series().to_list()
+    with whole_parquet(path):
+        return _images(path).slice(block * _ROWS, _ROWS).collect().to_series().to_list()
 
 
 @functools.lru_cache(maxsize=256)
 def _cell_sizes(path: str, changed: int) -> list[int]:
-    return _images(path).select(pl.all().bin.size().fill_null(0)).collect().to_series().to_list()
+    with whole_parquet(path):
+        return _images(path).select(pl.all().bin.size().fill_null(0)).collect().to_series().to_list()
 
 
 def _images(path: str) -> pl.LazyFrame:

@@ -120,6 +120,8 @@ def llava_conversations(name: str, path: str, root: Path, images: str = "", only
         raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
     refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
+    if empty := [file for file in files if not (folder / file).stat().st_size]:
+        raise UserError(f"{name}: {len(empty):,} of the images are empty files, the first is {empty[0]}: download them")
 
     def look(position: int) -> tuple[str | None, Turns]:
         image, messages = records[position].get("image"), _answered(records[position]["conversations"])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,9 @@ SPLITS = ("train", "val", "test")
 # of pictures that Pillow reads only in some builds, with a plugin, or not at all
 _RARE = "jfif jpe jp2 j2k jpx jxl avif heic heif tga pbm pnm pcx dds ico psd svg exr hdr dng cr2 nef arw dcm"
 _RARE_SUFFIXES = {f".{suffix}" for suffix in (*_RARE.split(), "npy")}
-_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*")  # of pictures' bytes
+_BEGINNINGS = re.compile(  # of pictures' bytes
+    rb"\xff\xd8\xff|\x89PNG|GIF8|II\*\0|MM\0\*|RIFF.{4}WEBP|BM.{4}\0{4}|.{4}ftyp(avi|hei)", re.DOTALL
+)
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _NO_CLASSES = {"images", "labels", "masks", "annotations", "segmentations"}  # of data sets for other tasks
 _SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
@@ -69,11 +72,11 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
         for other in parts if parts[1:] else below:  # of a single split those next to it, such as valid and invalid
             if below[other] and not {*below[other]} & {*below[first]}:
                 raise UserError(f"{name}: {first} and {other} have different sub-folders: rename one of them")
-        plain = {re.sub(r"[\W_]+", "", label.casefold()): label for label in below[first]}
+        plain = {_bare(label): label for label in below[first]}
         for label in classes:
-            other = plain.get(re.sub(r"[\W_]+", "", label.casefold()))
+            other = plain.get(_bare(label))
             if other and label not in below[first]:
-                raise UserError(f"{name}: {first} has a class {other}, not {label}: rename one of them")
+                raise UserError(f"{name}: {first} has a class {other!a}, not {label!a}: rename one of them")
         return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
     if split != "test":
         fix = f"move the class folders into {place / 'train'} and {place / 'test'}"
@@ -81,6 +84,10 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
     images = list_classes(name, split, place, [*below], list(map(printable, below)))
     _check_classes(name, images)
     return images
+
+
+def _bare(label: str) -> str:
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFC", label).casefold())
 
 
 def _check_classes(name: str, images: FileImages) -> None:
@@ -185,7 +192,7 @@ def _begins_as_picture(path: str) -> bool:
     with suppress(OSError):  # it may not be readable
         if os.path.isfile(path):
             with open(path, "rb") as file:
-                return file.read(4).startswith(_BEGINNINGS)
+                return _BEGINNINGS.match(file.read(16)) is not None
     return False
 
 

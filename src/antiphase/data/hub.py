@@ -17,7 +17,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples
+from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, whole_parquet
 from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
 from antiphase.data.images import FileImages, FilePairs
@@ -160,9 +160,8 @@ def parquet_images(path: str, split: str) -> FileImages:
 
 
 def _labels(name: str, path: Path) -> list[int]:
-    what, failures = f"{name}: {path} is no complete Parquet file", (pl.exceptions.PolarsError, OSError)
-    with refusing(what, ": download it again", *failures):
-        rows = pl.scan_parquet(path, glob=False)
+    rows = pl.scan_parquet(path, glob=False)
+    with whole_parquet(path):
         schema = rows.collect_schema()
     image = next((schema[column] for column in IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
@@ -171,7 +170,8 @@ def _labels(name: str, path: Path) -> list[int]:
         columns = ", ".join(f"{column} ({kind})" for column, kind in schema.items())
         expected = "expected image, of bytes and path, and label, of integers"
         raise UserError(f"{name}: {path} has the columns {columns}; {expected}")
-    labels = rows.select(label).collect().to_series()
+    with whole_parquet(path):
+        labels = rows.select(label).collect().to_series()
     if empty := labels.null_count():
         raise UserError(f"{name}: column {label} of {path}: {empty:,} rows without a label; remove them")
     return class_numbers(f"{name}: column {label} of {path}", labels.to_numpy(), len(labels)).tolist()

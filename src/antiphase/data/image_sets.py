@@ -132,9 +132,15 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
         known |= prompt_names()
     words = tuple(known.get(name, name).replace("_", " ") for name in class_names)
     odd = [word for word in words if WNID.fullmatch(word) or not re.search(r"[^\W\d]", _PLACE.sub("", word))]
+    if len({re.sub(r"[\W_]*\d+$", "", word) for word in words}) == 1 < len(set(words)):  # such as c0 to c9
+        odd = [*words]
     if odd:
         reason = "are no words, but prompts are made of them; if they only number the classes, give names"
         warnings.warn(f"class names {shown(', '.join(odd))} {reason}", stacklevel=3)
+    published = set(known.values()) & set(prompt_names().values()) if wnids else set[str]()  # some are called alike
+    if twice := [word for word, count in Counter(words).items() if count > 1 and word not in published]:
+        reason = "are the same words for several classes, which prompts cannot tell apart; give names"
+        warnings.warn(f"class names {shown(', '.join(twice))} {reason}", stacklevel=3)
     return words
 
 

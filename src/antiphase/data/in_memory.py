@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,22 @@ def dataset_images(data: Any, limit: int | None = None, seed: int | None = None,
     except Exception as error:  # a data set may fail in any way
         why = f"cannot be read ({type(error).__name__}: {first_line(error)})"
         raise UserError(f"{name}: {why}; expected images that are tensors of one shape") from error
-    names = dataset_class_names(data) if names is None else names
-    return array_images(name, pixels, [label for _, label in items], class_names=names).altered(ids=rows)
+    labels = [label for _, label in items]
+    if names is None and not _renumbered(data, rows.tolist(), labels):
+        names = dataset_class_names(data)
+    return array_images(name, pixels, labels, class_names=names).altered(ids=rows)
+
+
+def _renumbered(data: Any, rows: list[int], labels: list[Any]) -> bool:
+    """Whether labels differ from those of the data set that a subset or loader is of, as far as it tells them."""
+    while isinstance(data, torch_data.Subset | torch_data.DataLoader):
+        whole = isinstance(data, torch_data.DataLoader) and isinstance(data.sampler, torch_data.SequentialSampler)
+        rows = [data.indices[row] for row in rows] if isinstance(data, torch_data.Subset) else rows if whole else []
+        data = data.dataset
+    targets = getattr(data, "targets", None)
+    with suppress(TypeError, ValueError):  # there may be none, or none that are numbers
+        return any(int(targets[row]) != int(label) for row, label in zip(rows, labels, strict=False))
+    return False
 
 
 def _from_loader(name: str, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

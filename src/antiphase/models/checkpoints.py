@@ -28,7 +28,8 @@ CLASS_NAMES = "class_names"  # in the recipe's file
 _DIGEST = "sha256"  # of the weights, in the header of their file
 _COUNTER = "num_batches_tracked"  # of batch norm: read in training only, absent before torch 0.4.1
 _WRAPPER = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # of compile, FSDP
-_AVERAGE = re.compile(r"(^|[._])(ema|swa|averaged)([._]|$)", re.IGNORECASE)
+# of a moving average: not model_no_ema or state_dict_before_swa
+_AVERAGE = re.compile(r"(^|[._])(?<!no_)(?<!no[nt]_)(?<!before_)(?<!without_)(ema|swa|averaged)([._]|$)", re.IGNORECASE)
 _ASIDE = re.compile(  # kept with the weights, but no weights
     r"(criterion|loss)\w*\..*"  # of the loss in a Lightning module
     r"|(.*\.)?(n_averaged|total_ops|total_params|num_batches_tracked|position_ids|relative_position_index|attn_mask)"

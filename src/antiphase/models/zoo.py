@@ -6,14 +6,14 @@ import tempfile
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from huggingface_hub import HfApi, hf_hub_download
 from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.arguments import OWN_WORDS, Seed, validated
-from antiphase.data.decoding import Square
+from antiphase.data.decoding import Interpolation, Square
 from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing
@@ -138,10 +138,15 @@ def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = N
 def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
     if square := (card.recipe or {}).get(SQUARE):
         try:
-            object.__setattr__(model, "square", Square(**square))
+            one = Square(**square)
+            if one.interpolation not in get_args(Interpolation) or min(one.size, one.resize or 1) < 1:
+                raise TypeError(f"{shown(square)} is no square")
+            object.__setattr__(model, "square", one)
         except TypeError as error:
             raise UserError(f"{card.spec}: recipe.json: {SQUARE}: {error}; convert the model again") from None
     if resize := (card.recipe or {}).get(RESIZE):
+        if resize not in ("squash", "crop"):
+            raise UserError(f"{card.spec}: recipe.json: {RESIZE} {shown(resize)}: expected squash or crop")
         object.__setattr__(model, "square", square_of(with_card(model, card)).resized(resize))
     return with_card(model, card)
 

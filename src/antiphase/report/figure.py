@@ -297,11 +297,6 @@ def saved(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def as_svg(figure: Figure) -> str:
-    """Return a figure as an SVG document."""
-    return saved(figure, "svg").decode()
-
-
 def inline_svg(svg: str, name: str, description: str) -> str:
     """Prepare an SVG document for a page: without prologue, on no ground, with unique ids, scalable and labelled."""
     body = re.sub(r'\bid="', f'id="{name}-', svg[svg.index("<svg") :])
@@ -332,9 +327,11 @@ def add_legend(place: Axes | Figure, entries: Mapping[str, Any], loc: Any = "bes
 
 
 @contextmanager
-def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
+def new_figure(
+    width: float, height: float, layout: Literal["constrained"] | None = "constrained", style: Any = STYLE
+) -> Iterator[Figure]:
     """Yield an empty figure, in inches, whose artists get the style within the block."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout=layout)
         FigureCanvasAgg(figure)
         yield figure

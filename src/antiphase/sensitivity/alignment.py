@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from antiphase.arguments import Batch, validated
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import AnyBranch, Branch, Layer, WeightedBranch, gradients, leaf
-from antiphase.sensitivity.maps import Inputs, attention_layers, default_call, record, take_apart
+from antiphase.sensitivity.maps import Inputs, attention_layers, default_call, one_set_each, record, take_apart
 from antiphase.streams import normal
 
 AnyShape = Float[Tensor, "*shape"]
@@ -177,7 +177,7 @@ def token_grams(
     """
     for layer in attention_layers(model, inputs):
         with gradients(enabled=False):  # else parameters would keep an unused graph alive
-            one, two = layer.positive, layer.subtracted
+            one, two = one_set_each(layer, len(keys)).positive, layer.subtracted
             if exact and isinstance(one, Branch) and one.plain and isinstance(two, Branch | None):
                 gram, probes = exact_gram(one, two), 0
             else:
@@ -208,7 +208,7 @@ def _along(
     for u in directions:
         for layer in attention_layers(model, images, tangent=u):
             with gradients(enabled=False):
-                measured.setdefault(layer.name, []).append(measure(layer))
+                measured.setdefault(layer.name, []).append(measure(one_set_each(layer, len(images))))
             layers[layer.name] = layer
     yield from ((layer, measured[name]) for name, layer in layers.items())
 
@@ -272,7 +272,7 @@ def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]
         slopes = torch.autograd.grad(value, [one.output for one in calls], materialize_grads=True)
     for one, slope in zip(calls, slopes, strict=True):
         with gradients(enabled=True):
-            layer = take_apart(one)
+            layer = one_set_each(take_apart(one), len(inputs))
             combined = layer.maps.combined.detach().requires_grad_()
             finished = layer.finish(combined)
             (v,) = torch.autograd.grad(finished, combined, one.batch_first(slope))

@@ -24,7 +24,7 @@ from antiphase.errors import UserError
 from antiphase.modules import hooked
 from antiphase.sensitivity.layers import Call, Layer, Maps, eager_attention, first_of
 from antiphase.sensitivity.lipschitz import PerSample, power_iteration
-from antiphase.sensitivity.maps import attention_layers, default_call, make_call, record, until
+from antiphase.sensitivity.maps import attention_layers, default_call, make_call, one_set_each, record, until
 
 PerHead = Float[Tensor, "batch heads"]
 PerLayer = Float[Tensor, "batch layers"]
@@ -90,7 +90,7 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     points += [b.output - a.output for a, b in zip(clean, other, strict=True)]
     norms: dict[str, list[Tensor]] = {}
     for a, b in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
-        one = b.positive.attention - a.positive.attention
+        one = b.positive.attention - one_set_each(a, len(images)).positive.attention
         two = _subtracted(b) - _subtracted(a)
         norms[a.name] = [_length(part) for part in (one, two, one - two)]
     positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms.values(), strict=True))
@@ -165,7 +165,7 @@ class BranchChange:
 def branch_changes(model: nn.Module, images: Batch, perturbed: Batch) -> Iterator[BranchChange]:
     """Yield what a perturbation does to the branches of each attention layer, in order."""
     for clean, other in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
-        (one, both), (one_moved, both_moved) = _outputs(clean), _outputs(other)
+        (one, both), (one_moved, both_moved) = _outputs(one_set_each(clean, len(images))), _outputs(other)
         change, moved = one_moved - one, both_moved - both
         norms = [_norm(part) for part in (change, change - moved, moved, one, both)]
         correlations = [torch.full_like(norms[0], torch.nan)] * 3

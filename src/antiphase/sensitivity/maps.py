@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -81,6 +81,7 @@ _WHY = {
     "other": "{kind} computes softmax maps, but not as standard or differential attention with a λ of a head or token: "
     "{reason}; if it is attention, " + HOW,
     "pairs": "{kind} multiplies pairs of tokens and has no known attention module; if it has attention, " + HOW,
+    "grid": "{kind} is named attention, but is given no tokens (batch, tokens, channels)",
     "pooling": "{kind}: cross-attention is not supported, nor keys that are not the values; expected attn(x, x, x)",
 }
 
@@ -124,6 +125,8 @@ def observe(
     numbers = itertools.count()
     subtracted: set[torch.Size] = set()  # shapes of both sides of a subtraction outside attention
     paired: list[set[int]] = [set()]  # of how many tokens each running module itself multiplies pairs
+    single = set[nn.Module]()  # attention in which one query attends to several keys
+    shown = list[nn.Module]()  # attention that returns tensors beside its output, such as its maps
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
@@ -132,6 +135,7 @@ def observe(
         if minus is not None and minus[0].shape == minus[1].shape:
             subtracted.add(minus[0].shape)
         queries, keys = detection.attended(func, args, kwargs, output) or (0, 0)
+        single.update(inside if queries == 1 < keys else ())
         if queries != keys > 2 and not inside:  # no map of all tokens, as of chunks of queries or of pooling
             paired[-1].add(keys)
         hidden = getattr(func, "__name__", "") in detection.HIDES_MAPS
@@ -153,23 +157,27 @@ def observe(
         if module in attention:
             inside.pop()
             if not inside and find_adapter(module) is not None:
-                leave_attention(name, module, args, kwargs, output)
+                leave_attention(name, module, args, kwargs, output, pooled=module in single and not inner)
         if inner:
             try:
                 exits.append((make_call(name, module, args, kwargs, output), inner))
             except (UserError, AttributeError, IndexError):  # its arguments are no tokens
                 pairs.update({module: (name, counts)} if counts else {})
 
-    def leave_attention(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave_attention(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any, pooled: bool) -> None:
         if block_ends(module):
             args, output = (ends[-2], *args[1:]), ends[-1]
             ends.clear()
         call = make_call(name, module, args, kwargs, output) if is_known(module) else None
         if call is not None and not call.is_cross:
             exits.append((call, set()))
+            more = output[1:] if isinstance(output, tuple) else ()
+            shown.extend([module] if any(isinstance(one, Tensor) for one in more) else [])
         else:
-            pooling = call is not None or pools((*args, *kwargs.values()), output)
-            left_out.append(LeftOut(name, module, "pooling" if pooling else "unknown"))
+            given = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
+            pooled = pooled or call is not None or pools((*args, *kwargs.values()), output)
+            why = "pooling" if pooled else "grid" if given is not None and given.ndim != 3 else "unknown"
+            left_out.append(LeftOut(name, module, why))
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -187,15 +195,16 @@ def observe(
             _run(call, inputs, tangent)
         except UserError:
             raise
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        except Exception as error:  # the model's own code
             fix = "a tensor, a mapping of all arguments of its forward, or a call such as model.encode_image"
             why = f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]})"
             raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
     several = len(set(map(_block_name, calls))) < len(calls) or subtracted & {one.output.shape for one in calls}
-    if watch and several and is_own_code(model):
-        _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
-    reason = "its output is subtracted from that of other attention, or the other way round"
+    if watch and (len(calls) > 1 or shown) and is_own_code(model):
+        with suppress(*() if several else (RuntimeError,)):  # it may have no gradients
+            _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
+    reason = "its output is subtracted from that of other attention, or the other way round, or its maps are used"
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]
     calls = [one for one in calls if one.module not in _SUBTRACTED]
     inner = {id(part) for one in calls for part in one.module.modules()}
@@ -292,9 +301,13 @@ def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, st
 
 
 def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn.Module]:
-    """Return the modules that are subtracted: in so many words, or in one block one raises what another lowers."""
+    """Return the modules whose returned maps are used, and those that are subtracted.
+
+    That is written so, or of two in one block, or one after the other, one raises what the other lowers.
+    """
     modules: list[nn.Module] = []
     leaves: list[Tensor] = []
+    beside: list[tuple[nn.Module, Tensor]] = []  # modules, and leaves on what they return beside their output
     differences: list[tuple[Tensor, Tensor]] = []
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -305,9 +318,14 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         first, *rest = output if isinstance(output, tuple) else (output,)
         modules.append(module)
         leaves.append(torch.zeros_like(first, requires_grad=True))
+        for at, part in enumerate(rest):
+            if isinstance(part, Tensor) and part.is_floating_point():
+                beside.append((module, torch.zeros_like(part, requires_grad=True)))
+                rest[at] = part + beside[-1][1]
         return (first + leaves[-1], *rest) if isinstance(output, tuple) else first + leaves[-1]
 
     blocks = {one.module: _block_name(one) for one in calls}
+    places = {one.module: (one.tokens.data_ptr(), one.tokens.shape) for one in calls}
     with hooked(module.register_forward_hook(add_leaf) for module in blocks), gradients(enabled=True):
         with detection.TorchCalls(note):
             output = run()
@@ -316,15 +334,19 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         ends = [one for one in parts if isinstance(one, Tensor) and one.requires_grad]
         generator = torch.Generator().manual_seed(5)
         seeds = [torch.randn(one.shape, generator=generator).to(one) for one in ends]
-        slopes = torch.autograd.grad(ends, leaves, seeds, materialize_grads=True) if ends else ()
+        keep: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+        slopes = torch.autograd.grad(ends, leaves, seeds, **keep) if ends else ()
+        parts = [leaf for _, leaf in beside]  # which the model may return as well, behind its output
+        used = torch.autograd.grad(ends[:1], parts, seeds[:1], **keep) if ends and parts else ()
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
-    subtracted = set[nn.Module]()
+    subtracted = {module for (module, _), slope in zip(beside, used, strict=False) if slope.any()}
     for sides in differences:
         left, right = (_leaves_of(side, numbers) for side in sides)
         if left - right and right - left:
             subtracted |= {modules[number] for number in left ^ right}
-    for (one, left), (two, right) in itertools.combinations(zip(modules, slopes, strict=False), 2):
-        if one is not two and blocks[one] == blocks[two] and left.shape == right.shape:
+    for (at, one, left), (other, two, right) in itertools.combinations(zip(itertools.count(), modules, slopes), 2):
+        near = other == at + 1 or (one is not two and blocks[one] == blocks[two]) or places[one] == places[two]
+        if near and left.shape == right.shape:
             signs = {*(left * right).sign().unique().tolist()} - {0.0}
             cosine = F.cosine_similarity(left.flatten(), right.flatten(), dim=0)
             subtracted |= {one, two} if cosine < _OPPOSED or signs == {-1.0} else set()
@@ -416,6 +438,14 @@ def attention_of(
     if not parts_of_known.issuperset(refused) or (not kinds and (pooling or pooled)):
         kinds.add("unknown")
     return strongest(kinds), tuple(lambdas)
+
+
+def one_set_each(layer: Layer, samples: int) -> Layer:
+    """Return a layer; refuse one without one set of tokens for each sample, as of windows."""
+    if (sets := len(layer.positive.attention)) != samples:
+        why = f"attends within {sets} sets of tokens of {samples} samples, such as windows or views"
+        raise UserError(f"{layer.name}: {why}; expected one set for each sample; attention_maps gives its maps")
+    return layer
 
 
 def take_apart(call: Call, check: bool = True) -> Layer:

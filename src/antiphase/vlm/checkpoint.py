@@ -242,7 +242,9 @@ def load_vlm(path: str | Path) -> VisionLanguageModel:
     source, file = folder / checkpoints.RECIPE_FILE, folder / checkpoints.WEIGHTS_FILE
     config = checkpoints.as_config(VlmConfig, recipe.get("model"), f"{source}: ", ("model",))
     tensors = checkpoints.read_weights(file)
-    tower = build_tower(config.tower)
+    fix = "; restore it from a backup or train again"
+    with refusing(f"{source}: model.tower is not as train-vlm writes it", fix, Exception):
+        tower = build_tower(config.tower)
     if config.tuned:
         language, tokenizer = _untrained_language(folder / LANGUAGE_FOLDER)
     else:

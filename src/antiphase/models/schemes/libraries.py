@@ -324,7 +324,8 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
     else:
         used = preprocessing.of_processor(processor, channels, spec)
     if kind == "classifier":
-        count = config.num_labels
+        if not (count := config.num_labels):
+            raise UserError(f"{spec}: its config.json has no labels, so that it gives features; expected a classifier")
         aim = getattr(config, "problem_type", None) or ("regression" if count == 1 else "single_label_classification")
         if aim != "single_label_classification":
             fix = "expected one class for each image; load it with python:FILE:FUNCTION if its outputs are logits"

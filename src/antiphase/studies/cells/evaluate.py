@@ -94,8 +94,7 @@ COMBINED, POSITIVE, NEGATIVE = "relevance", "relevance-positive", "relevance-neg
 ROW_SCHEMA: dict[str, Any] = {"sample": pl.Int64, "text": pl.String, "kind": pl.String}
 ROW_SCHEMA |= {"height": pl.Int64, "width": pl.Int64, "relevance": pl.List(pl.Float32)}
 ROW_SCHEMA |= {"pointing_game": pl.Boolean, "average_precision": pl.Float64, "object_share": pl.Float64}
-ROW_SCHEMA |= {"image": pl.Binary, "image_height": pl.Int64, "image_width": pl.Int64}
-ROW_SCHEMA |= {"prefers_own": pl.Boolean}
+ROW_SCHEMA |= {"image": pl.Binary, "image_height": pl.Int64, "image_width": pl.Int64, "prefers_own": pl.Boolean}
 """Columns of the rows: ``relevance`` row by row on ``height`` × ``width`` patches, ``image`` as RGB bytes.
 
 ``object_share`` of the image is the object's: what a map of one value has as average precision. ``prefers_own`` says

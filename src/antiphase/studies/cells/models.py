@@ -24,8 +24,7 @@ from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import file_digest
 
 FACTORS: dict[str, Any] = {"series": pl.String, "trained_on": pl.String, "depth": pl.Int64, "dim": pl.Int64}
-FACTORS |= {"lambda_init": pl.Float64, "train_eps": pl.Float64, "lambda_schedule": pl.String}
-FACTORS |= {"training_seed": pl.Int64}
+FACTORS |= {"lambda_init": pl.Float64, "train_eps": pl.Float64, "lambda_schedule": pl.String, "training_seed": pl.Int64}
 """Columns that every row of a measurement has in addition to what was measured: what sets its model apart."""
 
 

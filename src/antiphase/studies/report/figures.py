@@ -13,14 +13,13 @@ import matplotlib
 import numpy as np
 import polars as pl
 from jaxtyping import UInt8
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from antiphase.commands.look.run import paint
-from antiphase.report.figure import STYLE, as_svg, dress, lay_out
+from antiphase.report.figure import STYLE, dress, lay_out, new_figure, saved
 from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, SIZE, Gallery, Panel, Picture, Plot
 from antiphase.terminal import eps_label
@@ -83,9 +82,7 @@ def plot_figure(plot: Plot) -> Figure:
     bars = max((len(panel.points) for panel in plot.panels if panel.kind == "bar"), default=0)
     width = max(columns * _WIDTHS.get(columns, 3.55), min(9.2, 0.4 * bars))
     styles = series_styles(list(dict.fromkeys(name for panel in plot.panels for name in _series(panel))))
-    with matplotlib.rc_context(_PLAIN_STYLE):
-        figure = Figure(figsize=(width, 0.4 + 3.1 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
+    with new_figure(width, 0.4 + 3.1 * rows, style=_PLAIN_STYLE) as figure:
         for place, panel in enumerate(plot.panels, start=1):
             axes = figure.add_subplot(rows, columns, place)
             (_bars if panel.kind == "bar" else _lines)(axes, _scaled(panel), styles)
@@ -98,7 +95,7 @@ def plot_figure(plot: Plot) -> Figure:
 def text_svg(figure: Figure) -> str:
     """Return a figure as an SVG document whose text is text: small, and searchable in a page."""
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        svg = as_svg(figure)
+        svg = saved(figure, "svg").decode()
     return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
 
 
@@ -297,9 +294,8 @@ def gallery_figure(gallery: Gallery, pixels: int = PIXELS) -> Figure:
     columns, rows = max(map(len, gallery.rows), default=1), max(len(gallery.rows), 1)
     pictures = [picture for row in gallery.rows for picture in row]
     side = int(min(256, math.sqrt(pixels / max(len(pictures), 1))))
-    with matplotlib.rc_context(_PLAIN_STYLE | {"axes.titlesize": 8.5, "axes.titlelocation": "center"}):
-        figure = Figure(figsize=(1.55 * max(columns, 2), 0.5 + 1.9 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
+    style = _PLAIN_STYLE | {"axes.titlesize": 8.5, "axes.titlelocation": "center"}
+    with new_figure(1.55 * max(columns, 2), 0.5 + 1.9 * rows, style=style) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat:
             axes.set_axis_off()

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
-from antiphase.report.figure import STYLE
+from antiphase.report.figure import STYLE, new_figure
 from antiphase.studies.claims import OWN, Claim, Verdict
 from antiphase.studies.report.words import SHORT, by_key, by_source, deciding, estimate_text, is_tested, price
 from antiphase.studies.results import Result
@@ -104,9 +102,7 @@ def forest_figure(lines: Sequence[Line], *, narrow: bool = False) -> Figure:
     legend = [look for verdict, look in LOOKS.items() if verdict in {line.verdict for line in lines}]
     top = 0.1 + 0.2 * (len(legend) if narrow else 1)
     height = top + sum(heights.values()) + 2 * _HEAD * len(heights)
-    with matplotlib.rc_context(STYLE | {"text.parse_math": False}):
-        figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(figure)
+    with new_figure(width, height, None, STYLE | {"text.parse_math": False}) as figure:
         marks = [Line2D([], [], label=look[2], **_mark(*look)) for look in legend]
         columns = 1 if narrow else max(1, len(marks))
         style: dict[str, Any] = {"frameon": False, "borderpad": 0, "labelspacing": 0.3}

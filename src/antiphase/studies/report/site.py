@@ -19,7 +19,7 @@ from antiphase.commands.result import Result as RunResult
 from antiphase.commands.result import read_result, without_intervals
 from antiphase.errors import UserError
 from antiphase.files import write_text
-from antiphase.report.figure import as_svg, inline_svg
+from antiphase.report.figure import inline_svg, saved
 from antiphase.report.page import Headline, Section, embedded, environment
 from antiphase.store import as_parquet
 from antiphase.studies.claims import OWN
@@ -81,7 +81,7 @@ def _study_page(result: Result, before: Any, after: Any) -> str:
             continue
         figure, narrow = plot_figure(plot), None
         if min(plot.columns, len(plot.panels)) > 1:  # on a phone, panels stand below one another
-            svg = as_svg(plot_figure(replace(plot, columns=1)))
+            svg = saved(plot_figure(replace(plot, columns=1)), "svg").decode()
             narrow = Markup(inline_svg(svg, f"n{place}", html.escape(plot.name)))
         drawn = embedded(figure, f"p{place}", html.escape(plot.name))
         drawn["downloads"]["csv"] = f"data:text/csv;charset=utf-8,{quote(tables.plot_csv(plot))}"
