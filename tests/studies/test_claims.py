@@ -1,5 +1,7 @@
 """Verdicts: the rule, its error rates by simulation, and the seeds that a verdict takes."""
 
+import math
+
 import numpy as np
 import polars as pl
 import pytest
@@ -35,13 +37,15 @@ def test_each_verdict():
 
 
 def test_a_claim_with_an_effect_in_the_paper_is_compared_with_it_and_not_with_a_margin():
-    effect = {"effect": 0.01, "margin": 0.02}
+    effect = {"effects": (0.01,), "margin": 0.02}
     assert claim(check(0.009, 0.002), **effect).verdict == "holds"
     assert claim(check(0.003, 0.001), **effect).verdict == "smaller than claimed"  # though above 0
     assert claim(check(0.001, 0.002), **effect).verdict == "smaller than claimed"
     assert claim(check(0.0, 0.006), **effect).verdict == "undecided"  # within the margin, but the effect is, too
     assert claim(check(-0.01, 0.001), **effect).verdict == "contradicted"
     assert claim(check(0.1, 0.01), check(0.001, 0.002), **effect).verdict == "smaller than claimed"
+    each = claim(*[check(0.009, 0.002), check(0.003, 0.001), check(0.0, 0.006)] * 2, effects=(0.01, 0.02, math.nan))
+    assert each.verdicts == ["holds", "smaller than claimed", "absent"] * 2  # for each its own, and none for the last
 
 
 def test_checks_beside_the_others_are_shown_and_decide_nothing():

@@ -51,10 +51,11 @@ def test_outcome_of_a_claim_is_the_joint_verdict_of_what_tests_it():
     assert outcome({"claims": ["s/yes"], "proof": "Right."}, "robustness", claims) == "holds"
 
 
-def test_effect_of_a_claim_is_the_smallest_difference_that_the_paper_prints():
-    assert effects("diffclip")["diffclip-figure-4/fine-grained"] == 0.057
-    assert effects("diffclip")["diffclip-table-1/probe-average"] == 0.003
-    assert effects("diffclip")["diffclip-table-2/retrieval"] == 0.0  # with CC12M
+def test_effects_of_a_claim_are_those_that_the_paper_prints_for_each_difference_or_the_smallest():
+    assert effects("diffclip")["diffclip-figure-4/fine-grained"] == (0.057,)
+    assert effects("diffclip")["diffclip-table-1/probe-average"] == (0.003,)
+    assert effects("diffclip")["diffclip-table-2/retrieval"] == (0.0, 0.007)  # with CC12M
+    assert effects("robustness")["table-3/training-lowers-asr"] == (0.0773, 0.1927, 0.4196)
     assert "figure-2a/fragile-at-depth-1" not in effects("robustness")
 
 

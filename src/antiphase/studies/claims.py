@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import cycle, product
 from typing import Any, Literal
 
 import polars as pl
@@ -75,7 +75,7 @@ class Claim:
     """A statement of a paper and its checks, which all have to hold but for the stated exceptions.
 
     Attributes:
-        effect: the effect that the paper prints, the smallest one if several, in the unit of the estimates; or None.
+        effects: what the paper prints for the checks in order, again and again, in the unit of the estimates; NaN: nothing.
         exceptions: number of checks that need not hold, where the paper says "almost every".
         margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points), if not
             that of ``MARGINS``; with 0, no difference is called absent.
@@ -88,7 +88,7 @@ class Claim:
     statement: str
     checks: Sequence[Check]
     margin: float | None = None
-    effect: float | None = None
+    effects: tuple[float, ...] = ()
     exceptions: int = 0
     seconds: float | None = None
     paper: str = ""
@@ -105,6 +105,11 @@ class Claim:
 
     def margin_of(self, check: Check) -> float | None:
         return MARGINS[check.unit] if self.margin is None else self.margin
+
+    def effect_of(self, check: Check) -> float | None:
+        """Return the effect that the paper prints for a difference that decides, if it does."""
+        printed = dict(zip(map(id, self.deciding), cycle(self.effects), strict=False)).get(id(check), math.nan)
+        return None if math.isnan(printed) else printed
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -151,11 +156,12 @@ class Claim:
             return "undecided"
         if against:
             return "contradicted"
-        if self.effect is not None and estimate.high < self.effect:
+        effect = self.effect_of(check)
+        if effect is not None and estimate.high < effect:
             return "smaller than claimed"
         if estimate.low > 0:
             return "holds" if not self.exceptions or _p_value(check, 1) <= self._level else "undecided"
-        if self.effect is not None:
+        if effect is not None:
             return "undecided"
         margin = self.margin_of(check)
         within = margin is not None and -margin <= estimate.low and estimate.high <= margin
@@ -166,16 +172,17 @@ class Claim:
         if (estimate := check.excess) is None or check.spread is None:
             return "undecided"
         spread, value, margin = check.spread.at(seeds), estimate.value, self.margin_of(check)
+        effect = self.effect_of(check)
         # Holm's first step: at most strict
         level = self._level if value > 0 else LEVEL / 2 / len(self.deciding)
         off_zero = power_of(value, spread, level) >= POWER
         if off_zero and value <= 0:
             return "contradicted"
-        if self.effect is not None and value < self.effect and power_of(self.effect - value, spread) >= POWER:
+        if effect is not None and value < effect and power_of(effect - value, spread) >= POWER:
             return "smaller than claimed"
         if off_zero:
             return "holds"
-        if self.effect is not None or (value > 0 and power_of(value, spread) >= POWER):
+        if effect is not None or (value > 0 and power_of(value, spread) >= POWER):
             return "undecided"
         return "absent" if margin is not None and power_within(value, margin, spread) >= POWER else "undecided"
 

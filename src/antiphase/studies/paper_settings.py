@@ -189,13 +189,15 @@ def entries(paper: str) -> tuple[dict[str, Any], ...]:
 
 
 @lru_cache
-def effects(paper: str) -> dict[str, float]:
-    """Return the smallest difference that a paper prints for a claim of a study, by ``STUDY/CLAIM``."""
+def effects(paper: str) -> dict[str, tuple[float, ...]]:
+    """Return what a paper prints for the differences of a claim, by ``STUDY/CLAIM``: for each, or the smallest for all."""
     printed: dict[str, list[float]] = {}
+    each: dict[str, tuple[float, ...]] = {}
     for entry in entries(paper):
         for claim in entry.get("claims", ()):
             printed.setdefault(claim, []).extend(entry.get("effect", {}).get("difference", ()))
-    return {claim: max(0.0, min(sizes)) for claim, sizes in printed.items() if sizes}
+            each |= {claim: tuple(entry["effect"]["each"])} if "each" in entry.get("effect", {}) else {}
+    return {claim: (max(0.0, min(sizes)),) for claim, sizes in printed.items() if sizes} | each
 
 
 def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:

@@ -23,7 +23,7 @@ HEADLINE = Claim(
     "DiffViT is more fragile at λ_init 0.8.",
     [Check("at 1/255", over_seeds(0.05, 0.04, 0.06, 1000)), Check("at 2/255", over_seeds(0.03, 0.02, 0.04, 1000))],
 )
-BELOW = Claim("zero-shot", "Table 2", "It gains.", [Check("a − b", over_seeds(0.0, -0.01, 0.01, 50))], effect=0.02)
+BELOW = Claim("zero-shot", "Table 2", "It gains.", [Check("a − b", over_seeds(0.0, -0.01, 0.01, 50))], effects=(0.02,))
 OPEN = Claim(
     "angle-raises-asr",
     "ours",

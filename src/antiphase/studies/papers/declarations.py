@@ -72,8 +72,8 @@ class Paper:
                 fields: dict[str, Any] = shared | (own if isinstance(own, dict) else {"statement": own})
                 fields["exceptions"] = len(some) // fields.pop("one_of", len(some) + 1)  # one of so many need not hold
                 fields["statement"] = filled(fields["statement"], **values)
-                effect = effects(fields.get("paper", self.name)).get(f"{name}/{key}")
-                yield Claim(key, checks=some, effect=effect, **fields)
+                printed = effects(fields.get("paper", self.name)).get(f"{name}/{key}", ())
+                yield Claim(key, checks=some, effects=printed, **fields)
 
         def claims(rows: RowsByTable) -> list[Claim]:
             values = fill(rows)

@@ -42,6 +42,7 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     values["pages"] = [pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])]
     values["counts"] = tables.counts_sheet(begun) if claims else None
     values["notes"] = {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged}
+    values["scarce"] = [one.title for one in begun if any(claim.lacks_seeds for claim in one.claims)]
     values["open"] = [result for result in results if not result.done or unfinished(result)]
     for name, study in (("vits", "figure-2a"), ("clips", "figure-2b")):
         values[name] = next((one.settings for one in begun if one.name == study), {})

@@ -89,7 +89,7 @@ def _line(source: str, claim: Claim) -> Line | None:
     told = (section, claim.statement.replace(" %", "\u00a0%"), claim.verdict, tuple(numbers))
     one = check.estimate
     ends = (scale * one.value, scale * one.low, scale * one.high)
-    margin = claim.margin_of(check) if claim.effect is None else None
+    margin = claim.margin_of(check) if claim.effect_of(check) is None else None
     beside = [scale * each.estimate.value for each in claim.checks if not each.decides and each.estimate]
     return Line(check.unit, *told, *ends, None if margin is None else scale * margin, tuple(beside))
 

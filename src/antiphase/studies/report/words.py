@@ -12,7 +12,7 @@ from typing import Any, get_args
 from antiphase.report.words import number
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import Estimate
-from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested
+from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested, Verdict, joint
 from antiphase.studies.results import Result
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("findings.toml").read_text(encoding="utf-8"))
@@ -115,9 +115,16 @@ def _own_verdicts(claim: Claim) -> list[str]:
     """Return what to write behind the estimate of each check: its verdict if they differ, else nothing."""
     mixed, words = len(set(claim.verdicts) - {"beside"}) > 1, []
     for check, verdict in zip(claim.checks, claim.verdicts, strict=True):
-        below = verdict == "undecided" and check.excess is not None and check.excess.high < 0
-        words.append(f", {verdict}{' after Holm' * below}" * (mixed and check.decides))
+        words.append(f", {verdict} {caveat(check, verdict)}".rstrip() * (mixed and check.decides))
     return words
+
+
+def caveat(check: Check, verdict: Verdict) -> str:
+    """Return why a difference is undecided although 0 is not in its interval; mostly empty."""
+    if verdict != "undecided" or not check.excess or check.excess.low <= 0 <= check.excess.high:
+        return ""
+    few = check.over == "seeds" and check.seeds < LEAST_SEEDS
+    return f"with {FEW}" if few else "after Holm" if check.excess.high < 0 else "where exceptions are allowed"
 
 
 def brief_numbers(claim: Claim) -> dict[str, str]:
@@ -133,10 +140,14 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     beside = " ".join(check.what for check in claim.checks if not check.decides)
     eps = [*dict.fromkeys(re.findall(r"[\d.]+(?=/255)", beside))]
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
-    behind = f"{seeds} seeds" + (f", ε of {eps[0]} to {eps[-1]}/255" if len(eps) > 1 else "")
+    behind = f"{seeds} seeds" + (f", ε from {eps[0]}/255 to {eps[-1]}/255" if len(eps) > 1 else "")
     estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
     each = ("; " if any(verdicts) else " and ").join(map(str.__add__, numbers, verdicts))
-    return {"estimate": estimate, "each": each, "least": least, "behind": behind}
+    ends = [one.what.rpartition(", ")[2] if "N(" not in one.what else "N" for one in claim.deciding]
+    pairs = [*zip(ends, (one for one in claim.verdicts if one != "beside"), strict=True)]
+    both = {joint([verdict for end, verdict in pairs if end == one]) for one in ends} == {claim.verdict}
+    weights = "both initial weights" if both else "one of two initial weights"
+    return {"estimate": estimate, "each": each, "least": least, "behind": behind, "weights": weights}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:

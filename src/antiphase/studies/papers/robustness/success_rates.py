@@ -164,7 +164,7 @@ def asr_checks(attacks: pl.DataFrame, key: str) -> Checks:
     fades = _over_depth(both, pl.col("value") - pl.col("small"), f"{fall} − at 4/255, ASR({{}})")
     logs, means = list[Check](), pl.mean("value", "small").over("data", "series", "depth")
     if both.select(pl.min_horizontal(means).min() > 0).item():  # 0 has no logarithm
-        logs = _over_depth(both, _log("value") - _log("small"), f"{fall} − at 4/255, log ASR({{}})", "")
+        logs = _over_depth(both, _log("value") - _log("small"), f"{fall} − at 4/255, ln ASR({{}})", "")
     peaks = peak(attacks, "depth", 1, {"series": "DiffViT", "eps": small}, ASR)
     return {
         f"{key}-falls-with-depth": _over_depth(one, -ASR, f"{fall}, ASR({{}})"),
