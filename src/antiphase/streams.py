@@ -34,8 +34,7 @@ def _mix(x: Bits) -> Bits:
 
 def key(*parts: int | str) -> int:
     """Return the 64-bit key of some integers and names, the same on every machine."""
-    kinds = ("int" if isinstance(part, Integral) else type(part).__name__ for part in parts)
-    text = "\x1f".join(f"{kind}:{part}" for kind, part in zip(kinds, parts, strict=True))
+    text = "\x1f".join(f"{'int' if isinstance(part, Integral) else type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 

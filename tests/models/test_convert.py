@@ -104,7 +104,7 @@ def test_a_pretrained_size_by_name_is_written_loaded_and_resized_as_timm_does(tm
     recipe = json.loads(file.read_text())
     for changed in ({"interpolation": "foo"}, {"size": "x"}, {"size": 0}, {"resize": -1}):
         file.write_text(json.dumps(recipe | {"square": recipe["square"] | changed}))
-        with pytest.raises(UserError, match="recipe.json: square: .*; convert the model again"):
+        with pytest.raises(UserError, match=r"recipe\.json: square: .*; convert the model again"):
             load_model(str(tmp_path / "v2"))
     file.write_text(json.dumps(recipe | {"resize": "foo"}))
     with pytest.raises(UserError, match="resize 'foo': expected squash or crop"):

@@ -219,7 +219,6 @@ class _Fab:
         if classes > MOST_CLASSES:
             needs = f"untargeted FAB on {classes} classes would need {classes - 1} backward passes a step"
             raise UserError(f"{needs}: use FAB-T, targets=9")
-
         others = [index + (rows["label"] <= index) for index in range(classes - 1)]
         return [partial(margin, labels=rows["label"], targets=other) for other in others]
 

@@ -228,10 +228,9 @@ class Result(ABC):
             has = ", ".join(self.files)
             raise UserError(f"a result of antiphase {self.kind} has no {name}; it has {has}")
         content = as_json(self.files[name], self.path_of(name))
-        for key in keys:
-            if key not in content:
-                why = "expected the file of a finished run; run it again"
-                raise UserError(f"{self.path_of(name)}: has no {key!r}: {why}")
+        if lacking := [key for key in keys if key not in content]:
+            why = "expected the file of a finished run; run it again"
+            raise UserError(f"{self.path_of(name)}: has no {lacking[0]!r}: {why}")
         return content
 
     def path_of(self, name: str) -> Path:
@@ -252,9 +251,8 @@ def read_result(directory: Path, command: str, *, stored: bool = True) -> Result
     held = (path for pattern in _HELD for path in sorted(directory.glob(pattern)) if path.name not in _NOT_HELD)
     files = {path.name: path.read_bytes() for path in held if not (stored and path.name == WEIGHTS)}
     kind = find_command(command).result_type().of_files(files)
-    for name in kind.needs:
-        if name not in files:
-            raise UserError(f"{directory}: has no {name}; the run is not finished: repeat its command to resume")
+    if absent := [name for name in kind.needs if name not in files]:
+        raise UserError(f"{directory}: has no {absent[0]}; the run is not finished: repeat its command to resume")
     return kind(command, files, directory.resolve() if stored else None)
 
 

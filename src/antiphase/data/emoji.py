@@ -87,19 +87,16 @@ def emoji_pairs(
     emojis = _emojis()
     kept = {number for number, emoji in enumerate(emojis) if held_out(emoji.concept) == (split == "test")}
     kept -= set() if tones else _spare_tones()
-    chosen: list[Emoji] = []
-    arrays: list[np.ndarray] = []
-    for artist in artists or (name,):
-        drawn, pixels = _drawings(artist, data_root(root), progress)
-        rows = [row for row, number in enumerate(drawn) if number in kept]
-        chosen += [emojis[drawn[row]] for row in rows]
-        arrays.append(pixels[rows])
+    sets = [_drawings(artist, data_root(root), progress) for artist in artists or (name,)]
+    drawn, pixels = (np.concatenate(parts) for parts in zip(*sets, strict=True))
+    rows = np.isin(drawn, list(kept))
+    chosen = [emojis[number] for number in drawn[rows]]
     prompts: list[dict[str, str]] = [{} for _ in GROUPS]  # the names of a group's training emoji, one per concept
     for emoji in emojis:
         if not held_out(emoji.concept):
             prompts[GROUPS.index(emoji.group)].setdefault(emoji.concept, emoji.captions[0])
     labels, captions = [GROUPS.index(emoji.group) for emoji in chosen], tuple(one.captions for one in chosen)
-    pictures = {"prompts": tuple(tuple(group.values()) for group in prompts), "array": np.concatenate(arrays)}
+    pictures = {"prompts": tuple(tuple(group.values()) for group in prompts), "array": pixels[rows]}
     return ArrayPairs.whole(name, split, GROUPS, labels, captions=captions, **pictures)
 
 

@@ -144,12 +144,9 @@ def parquet_images(path: str, split: str) -> FileImages:
         expected = f"expected all of {max(counts):,}, of one version: download the others or remove the old ones"
         raise UserError(f"{name} ({split}): {len(paths):,} files, such as {paths[0].name}; {expected}")
     root = Path(os.path.commonpath([path.parent for path in paths]))
-    files: list[str] = []
-    labels: list[int] = []
-    for file in paths:
-        numbers = _labels(name, file)
-        labels += numbers
-        files += (f"{file.relative_to(root).as_posix()}/{row}" for row in range(len(numbers)))
+    labels_of = {file.relative_to(root).as_posix(): _labels(name, file) for file in paths}
+    labels = [number for numbers in labels_of.values() for number in numbers]
+    files = [f"{file}/{row}" for file, numbers in labels_of.items() for row in range(len(numbers))]
     if not files:
         raise UserError(f"{name} ({split}): no rows; download the files again")
     several = set(map(_class_names, paths))

@@ -74,7 +74,7 @@ def _renumbered(data: Any, rows: list[int], labels: list[Any]) -> bool:
         whole = isinstance(data, torch_data.DataLoader) and isinstance(data.sampler, torch_data.SequentialSampler)
         rows = [data.indices[row] for row in rows] if isinstance(data, torch_data.Subset) else rows if whole else []
         data = data.dataset
-    targets = getattr(data, "targets", None)
+    targets: Any = getattr(data, "targets", None)
     with suppress(TypeError, ValueError):  # there may be none, or none that are numbers
         return any(int(targets[row]) != int(label) for row, label in zip(rows, labels, strict=False))
     return False

@@ -18,7 +18,6 @@ from antiphase.registry import TASKS, find
 
 _LISTED = tomllib.loads((files("antiphase.evaluation") / "tasks.toml").read_text(encoding="utf-8"))
 
-
 Protocol = SimpleNamespace
 """The options of ``antiphase evaluate`` that tasks name in ``fields`` and ``resolves``: how they are measured."""
 

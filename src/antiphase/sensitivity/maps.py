@@ -126,7 +126,7 @@ def observe(
     subtracted: set[torch.Size] = set()  # shapes of both sides of a subtraction outside attention
     paired: list[set[int]] = [set()]  # of how many tokens each running module itself multiplies pairs
     single = set[nn.Module]()  # attention in which one query attends to several keys
-    shown = list[nn.Module]()  # attention that returns tensors beside its output, such as its maps
+    shown = list[Tensor]()  # what attention returns beside its output, such as its maps
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
@@ -171,8 +171,7 @@ def observe(
         call = make_call(name, module, args, kwargs, output) if is_known(module) else None
         if call is not None and not call.is_cross:
             exits.append((call, set()))
-            more = output[1:] if isinstance(output, tuple) else ()
-            shown.extend([module] if any(isinstance(one, Tensor) for one in more) else [])
+            shown.extend(one for one in (output[1:] if isinstance(output, tuple) else ()) if isinstance(one, Tensor))
         else:
             given = next((one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)), None)
             pooled = pooled or call is not None or pools((*args, *kwargs.values()), output)

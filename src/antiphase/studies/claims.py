@@ -75,7 +75,7 @@ class Claim:
     """A statement of a paper and its checks, which all have to hold but for the stated exceptions.
 
     Attributes:
-        effects: what the paper prints for the checks in order, again and again, in the unit of the estimates; NaN: nothing.
+        effects: those that the paper prints for the checks in turn, in the unit of the estimates; NaN if it has none.
         exceptions: number of checks that need not hold, where the paper says "almost every".
         margin: the largest difference that does not matter, in the unit of the estimates (0.02 is 2 points), if not
             that of ``MARGINS``; with 0, no difference is called absent.

@@ -107,8 +107,7 @@ def peak(rows: pl.DataFrame, by: str, at: Any, of: Group, value: pl.Expr) -> lis
     At a peak both differences are above 0.
     """
     levels, found = _levels(rows, by, of), []
-    sides = {"below": [level for level in levels if level < at]}
-    sides["above"] = [level for level in levels if level > at]
+    sides = {"below": [level for level in levels if level < at], "above": [level for level in levels if level > at]}
     for side, others in sides.items():
         if others:
             groups = [(-1.0 / len(others), {**of, by: level}) for level in others]

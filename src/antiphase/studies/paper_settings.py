@@ -190,13 +190,13 @@ def entries(paper: str) -> tuple[dict[str, Any], ...]:
 
 @lru_cache
 def effects(paper: str) -> dict[str, tuple[float, ...]]:
-    """Return what a paper prints for the differences of a claim, by ``STUDY/CLAIM``: for each, or the smallest for all."""
+    """Return what a paper prints for a claim's differences, by ``STUDY/CLAIM``: for each, or the smallest for all."""
     printed: dict[str, list[float]] = {}
     each: dict[str, tuple[float, ...]] = {}
     for entry in entries(paper):
-        for claim in entry.get("claims", ()):
-            printed.setdefault(claim, []).extend(entry.get("effect", {}).get("difference", ()))
-            each |= {claim: tuple(entry["effect"]["each"])} if "each" in entry.get("effect", {}) else {}
+        for claim in entry.get("claims", ()) if "effect" in entry else ():
+            printed.setdefault(claim, []).extend(entry["effect"].get("difference", ()))
+            each |= {claim: tuple(entry["effect"]["each"])} if "each" in entry["effect"] else {}
     return {claim: (max(0.0, min(sizes)),) for claim, sizes in printed.items() if sizes} | each
 
 

@@ -101,8 +101,8 @@ def _of_before(cells: Sequence[Cell], store: Reader) -> list[str]:
     former = [cell for cell in cells if (store.record(cell) or {}).get("cell", identity(cell)) != identity(cell)]
     names = sorted({data for cell in closure(former) if (data := str(getattr(cell, "data", ""))) in RENEWED})
     how = " and ".join({RENEWED[name]: None for name in names})
-    was = f"{len(former)} of {len(cells)} cells are of {', '.join(names)} as they were before"
-    return [f"{was}: these are {how} now, so that a run makes other rows."] if names else []
+    older = f"{len(former)} of {len(cells)} cells are older than a change of {', '.join(names)}"
+    return [f"{older}: these are {how} now, and a run makes other rows."] if names else []
 
 
 def _judged(claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile) -> Claim:

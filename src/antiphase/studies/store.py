@@ -107,11 +107,9 @@ class Store:
         folder = self.folder(cell)
         if rows is not None:
             write_frame(folder / ROWS_FILE, rows)
-        files = {}
-        for path in sorted(folder.rglob("*")):
-            name = path.relative_to(folder)
-            if path.is_file() and name.parts[0] != WORK_FOLDER and not name.parts[0].startswith(PRIVATE):
-                files[str(name)] = file_digest(path)
+        named = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        aside = (f"{WORK_FOLDER}/", PRIVATE)
+        files = {name: file_digest(path) for name, path in named.items() if not name.startswith(aside)}
         write_json(folder / DONE_FILE, {"what": described(cell), "label": cell.label, "files": files} | about)
         # last: until then a killed run resumes from it
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
@@ -127,11 +125,10 @@ class Store:
         path = self.root / "locks" / folder_name(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
-            mine = True
-            try:
+            mine = False
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                mine = False
+                mine = True
             yield mine
 
     def busy(self, cell: Any) -> bool:

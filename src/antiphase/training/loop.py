@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,7 +30,6 @@ METRICS_FILE = "metrics.jsonl"
 _CHECK_EVERY_STEPS = 50  # reading the loss synchronises with the GPU
 _CHECK_EVERY_SECONDS = 2.0
 _DIVERGED = "training stopped, its last state is kept; try a lower --learning-rate or --precision float32"
-
 
 Trackers = Sequence[str | GeneralTracker]  # by name or as accelerate's objects
 Send = Callable[[dict[str, Any], int], None]  # numbers and their step, to the trackers
@@ -251,8 +251,6 @@ def _write_state(task: Task, standing: _Standing, identity: str, path: Path, acc
 
 def _load(accelerator: Accelerator, task: Task, identity: str, path: Path) -> _Standing:
     model, optimizer = accelerator.unwrap_model(task.model), task.optimizer
-    weights: dict[str, Tensor] = {}
-    slots: dict[int, dict[str, Tensor]] = {}
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -265,13 +263,11 @@ def _load(accelerator: Accelerator, task: Task, identity: str, path: Path) -> _S
         raise UserError(f"{path}: damaged: its digest is another; delete it to restart training")
     if metadata.get("identity") != identity:
         raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
-    for name, tensor in tensors.items():
-        kind, rest = name.split(".", 1)
-        if kind == "model":
-            weights[rest] = tensor
-        else:
-            index, slot = rest.split(".")
-            slots.setdefault(int(index), {})[slot] = tensor
+    weights = {name.removeprefix("model."): one for name, one in tensors.items() if name.startswith("model.")}
+    slots: dict[int, dict[str, Tensor]] = {}
+    for name in filter(re.compile(r"optimizer\.").match, tensors):
+        _, index, slot = name.split(".")
+        slots.setdefault(int(index), {})[slot] = tensors[name]
     model.load_state_dict(weights)
     optimizer.load_state_dict(optimizer.state_dict() | {"state": slots})
     return as_json(standing, path, _Standing, "delete it to restart training")

@@ -340,8 +340,6 @@ class Projector(nn.Module):
 
     def _merged(self, tokens: Tokens) -> Float[Tensor, "batch positions merged"]:
         m = self.merge
-        if m == 1:
-            return tokens
         grid = tokens.unflatten(1, (self.side // m, m, self.side // m, m))
         return grid.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)
 

@@ -87,11 +87,8 @@ def train_vlm(
         # what is trained and nothing else: a saved state needs no frozen weights
         parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
         rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)
-
-        def save(written: dict[str, Any], dtype: torch.dtype) -> None:
-            save_vlm(vlm, written, out, dtype)
-
-        return loop.Task(parameters, optimizer, steps, rate, gradients, save=save)
+        about = (parameters, optimizer, steps, rate, gradients)
+        return loop.Task(*about, save=lambda written, dtype: save_vlm(vlm, written, out, dtype))
 
     return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
 

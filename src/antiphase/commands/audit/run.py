@@ -79,9 +79,8 @@ def measure(
     results = unchecked(sweep)(*cells.given(cells.attack), nested=options.nested, ids=data.ids)
     for at in (result for result in results if result.threat.eps == kept.eps):
         for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
-            if number < 0 or sample not in kept.samples:
-                continue
-            if (file := cells.places[int(number)] / f"{sample}.npy").exists():
+            wanted = number >= 0 and sample in kept.samples
+            if wanted and (file := cells.places[int(number)] / f"{sample}.npy").exists():
                 kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
@@ -288,9 +287,7 @@ def combined(
 
 def attacks_of(lineup: Lineup, options: AuditOptions) -> Iterator[tuple[str, nn.Module, AuditOptions]]:
     """Yield every model by name, and how it is attacked; again for each further attack, and each control."""
-    for attacks in options.with_control():
-        for name, model in lineup.by_name.items():
-            yield name, model, attacks
+    return ((name, model, attacks) for attacks in options.with_control() for name, model in lineup.by_name.items())
 
 
 def check_attack(options: AuditOptions) -> None:

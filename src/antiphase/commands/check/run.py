@@ -102,10 +102,9 @@ class _Examination:
             variant = "gated" if ratio > 1 else "V2"
         text = f"{ratio} maps share a subtracted one" if ratio > 1 else "pairs of maps that weigh the same values"
         findings = [Finding("pairing", "right", text), self.scale(), self.lambda_moves(learned)]
-        if norm and variant in ("V2", "gated"):
-            findings.append(Finding("norm", "off", f"it removes the size of the difference; {variant} has none"))
-        elif variant in ("V2", "gated"):
-            findings.append(_of_norm(norm))
+        if variant in ("V2", "gated"):
+            unwanted = Finding("norm", "off", f"it removes the size of the difference; {variant} has none")
+            findings.append(unwanted if norm else _of_norm(norm))
         elif early and not rescaled and not integral:
             why = f"1 − λ_init = {1 - (initial or 0.0):.4g}, which comes before it; multiply behind the norm"
             findings += [_by_depth(initial, index), Finding("norm", "off", f"it removes the factor {why}")]

@@ -72,12 +72,10 @@ class LookResult(Result):
         texts = self.summary["texts"]
         with np.load(io.BytesIO(self.files["shown.npz"])) as arrays:
             images = [arrays[name].astype(np.float64) / 255 for name in arrays if name.startswith("image")]
-        maps: dict[tuple[str, str], list[Any]] = {}
-        for row in self.summary["maps"]:
-            maps.setdefault((row["model"], row["method"]), []).append(row["map"])
         kinds = {model["name"]: model["attention"] for model in self.summary["models"]}
         columns = []
-        for (model, name), values in maps.items():
+        for (model, name), rows in itertools.groupby(self.summary["maps"], lambda row: (row["model"], row["method"])):
+            values = [row["map"] for row in rows]
             arrays = np.array(values).reshape(len(texts), len(images), *np.shape(values[0]))
             method = METHODS[name]
             columns.append(MapColumn(model, method.label, arrays, method.label_for(kinds[model])))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,20 +195,16 @@ def _probe_keys(ids: Tensor, options: SenseOptions) -> Tensor:
     return torch.stack([sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
 
 
-def _loss(logits: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.double(), logits.argmax(1), reduction="sum")
+def _loss(logits: Tensor, classes: Tensor | None = None) -> Tensor:
+    return functional.cross_entropy(logits.double(), logits.argmax(1) if classes is None else classes, reduction="sum")
 
 
 def perturbed_alignment_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptions) -> Rows:
     """Yield what :func:`alignment_rows` does at x + ξ, ‖ξ‖∞ ≤ radius, for noise and PGD's ξ."""
     with eager_attention(), torch.no_grad():
         clean = model(images.clone()).argmax(1)
-
-    def loss(logits: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.double(), clean, reduction="sum")
-
     for about, moved in _perturbed(model, images, ids, [options.radius], options.seed):
-        for rows in alignment_rows(model, moved, ids, options, loss):
+        for rows in alignment_rows(model, moved, ids, options, partial(_loss, classes=clean)):
             yield rows.with_columns(pl.lit(value).alias(name) for name, value in about.items())
 
 

@@ -17,6 +17,11 @@ _OF_LAMBDA = ("lambda_init", "lambda_schedule", "parameterisation")
 _ADVERSARY = {"adversarial": "eps", "adversarial_warmup": "warmup_epochs", "replays": "replays"}
 _ADVERSARY |= {f"adversarial_{name}": name for name in ("variant", "steps", "step_size")}
 _OF_STAGE_1 = ("tower", "language", "projector", "projector_start", "merge", "prompt")
+_Passes = Annotated[int, Field(ge=1, description="Passes over the data.")]
+_Together = Annotated[int, Field(ge=1, le=fields.MOST_AT_ONCE, description="Images per step, over all processes.")]
+_Peak = Annotated[float, Field(description="Peak learning rate.")]
+_Decay = Annotated[float, Field(description="Weight decay, applied to matrices only.")]
+_Stored = Annotated[Literal["float32", "float16"], Field(description="Number format of the stored weights.")]
 
 
 class TrainingOptions(fields.Options):
@@ -110,8 +115,7 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     random_weights: fields.RandomWeights = False
     new_head: bool = False
     """Replace the last layer of a model of another library, or of your own, by a new one for the data's classes."""
-    epochs: int = Field(100, ge=1)
-    """Passes over the data."""
+    epochs: _Passes = 100
     depth: int | None = Field(None, ge=1)
     """Number of blocks. If not given: by the image size."""
     dim: int | None = Field(None, ge=1)
@@ -129,14 +133,11 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     λ_init alone (fixed), 0 (zero) or each token (gate). If not given: the variant's, vector for v1."""
     image_size: fields.ImageSize = None
     resize: fields.Resize = None
-    batch_size: int = Field(128, ge=1, le=fields.MOST_AT_ONCE)
-    """Images per step, over all processes."""
+    batch_size: _Together = 128
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimizer."""
-    learning_rate: float = 0.0005
-    """Peak learning rate."""
-    weight_decay: float = 0.0
-    """Weight decay, applied to matrices only."""
+    learning_rate: _Peak = 0.0005
+    weight_decay: _Decay = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     """Schedule of the learning rate."""
     warmup_epochs: float = 0.0
@@ -155,8 +156,7 @@ class TrainOptions(DefendedOptions, TrainingOptions):
     """Epochs over which ε rises from 0. If not given: 1."""
     replays: int | None = Field(None, ge=1)
     """Uses of each minibatch by free. If not given: 4."""
-    store: Literal["float32", "float16"] = "float32"
-    """Number format of the stored weights."""
+    store: _Stored = "float32"
 
     def model_post_init(self, context: Any, /) -> None:
         if self.model not in VITS:
@@ -359,20 +359,15 @@ class FinetuneOptions(TrainingOptions):
     """Largest change of a pixel, in units of the [0, 1] range; fractions such as 2/255 are accepted."""
     data: str
     """Source of images with a train split, such as imagenet, openmoji or folder:PATH; docs/data.md has all."""
-    epochs: int = Field(2, ge=1)
-    """Passes over the data."""
-    batch_size: int = Field(128, ge=1, le=fields.MOST_AT_ONCE)
-    """Images per step, over all processes."""
+    epochs: _Passes = 2
+    batch_size: _Together = 128
     steps: int = Field(10, ge=1)
     """Steps of PGD for each image, of 1/255."""
-    learning_rate: float = 1e-5
-    """Peak learning rate."""
-    weight_decay: float = 1e-4
-    """Weight decay, applied to matrices only."""
+    learning_rate: _Peak = 1e-5
+    weight_decay: _Decay = 1e-4
     warmup: float = Field(0.07, ge=0, le=1)
     """Share of the steps with linear warm-up."""
-    store: Literal["float32", "float16"] = "float32"
-    """Number format of the stored weights."""
+    store: _Stored = "float32"
 
 
 _OPTIONS = {"train": TrainOptions, "train-clip": TrainClipOptions, "train-vlm": TrainVlmOptions}

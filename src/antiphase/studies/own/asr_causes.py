@@ -415,17 +415,14 @@ def _distances(measured: Measured) -> Iterator[Entry]:
 
 def _quantities(measured: Measured, models: Iterable[str], *names: str) -> Iterator[Entry]:
     """Yield quantities of some models by name: geometric means of margins and gradients, and means of others."""
-    for series in models:
-        for name in names:
-            if name == "training loss":
-                value = _mean(measured.losses[series])
-            elif name == "cosθ":
-                value = _mean(measured.cosines(series))
-            elif name == "κ":
-                value = _geometric(np.log(measured.gains(series)))
-            else:
-                value = _geometric(_log(measured.of(series, _GEOMETRIC[name])))
-            yield series, name, value
+    of: dict[str, Callable[[str], Estimate]] = {
+        "training loss": lambda series: _mean(measured.losses[series]),
+        "cosθ": lambda series: _mean(measured.cosines(series)),
+        "κ": lambda series: _geometric(np.log(measured.gains(series))),
+    }
+    for name, column in _GEOMETRIC.items():
+        of[name] = lambda series, column=column: _geometric(_log(measured.of(series, column)))
+    return ((series, name, of[name](series)) for series in models for name in names)
 
 
 def _at_each_eps(measured: Measured, words: str, values: Callable[[float], Matrix]) -> list[Check]:

@@ -33,11 +33,9 @@ def larger(
 ) -> TrainVit:
     """Return the training of a model some times as wide; on the images of a laptop, with 49 patches in place of 16."""
     model = trained(sizes, series, seed, data, start)
-    how = {
-        "sizes": {**model.sizes, "dim": times * model.config().dim, "patch_size": 4, "depth": depth},
-        "recipe": {**model.recipe, **RECIPE},
-    }
-    return replace(model, called=LARGER[series] if times == 2 else f"{series}, {times} times as wide", **how)
+    wider = {**model.sizes, "dim": times * model.config().dim, "patch_size": 4, "depth": depth}
+    called = LARGER[series] if times == 2 else f"{series}, {times} times as wide"
+    return replace(model, called=called, sizes=wider, recipe={**model.recipe, **RECIPE})
 
 
 def _changes(profile: Profile) -> dict[str, Any]:

@@ -33,7 +33,6 @@ TIMM = {  # the differential model and its standard twin; of dlittle no twin has
 }
 PAIRS = {name: (name, name.removeprefix("d")) for name in TIMM} | {"diffclip": ("DiffCLIP", "CLIP")}
 
-
 # images for accuracy (None: all), PGD, AutoAttack and alignment, and the settings of the last three
 _SIZES = {
     "paper": ("imagenet", None, 5000, 1000, 256, {}, {"version": "standard"}, {}),

@@ -89,31 +89,29 @@ def draw(rows: RowsByTable) -> Artefact:
     clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
     listed += tables(clean, "Clean accuracy", "variants-accuracy", "series", "data")
     margins = estimates(rows["margin"], ["series", "data"], pl.col("margin"), "size")
-    listed += tables(margins, "Clean margin", "variants-margin", "series", "data", percent=False)
+    listed += tables(margins, "Clean margin, mean", "variants-margin", "series", "data", percent=False)
     keys = ["series", "data", "attention", "cell", SEED, "sample"]
     aligned = rows["alignment"].filter(site="pixels").group_by(keys, maintain_order=True)
     sums = aligned.agg(pl.mean("lam", "cross", "first", "second", "moved"))
     kind = ["series", "data"]
     differential = sums.filter(attention="differential").with_columns(cosine=cosine().over(kind))
-    gradients = (("λ", "lam"), ("cosθ of the two maps' gradients at the pixels", "cosine"))
-    for title, column in gradients:
-        values = estimates(differential, kind, pl.col(column), "number")
-        listed += tables(values, title, f"variants-{column}", "series", "data", percent=False, digits=2)
-    moved = estimates(sums, kind, pl.col("moved").log() / 2, "number")
-    title = "ln ‖J‖ of the combined map at the pixels"
-    listed += tables(moved, title, "variants-gradient", "series", "data", percent=False, digits=2)
     maps = rows["lipschitz"].filter(of="map", estimator="power iteration")
-    constant = estimates(maps, kind, pl.col("value").log(), "number")
-    title = "ln of the map's local Lipschitz constant, power iteration"
-    listed += tables(constant, title, "variants-lipschitz", "series", "data", percent=False, digits=2)
+    numbers = {
+        "lam": ("λ", differential, pl.col("lam")),
+        "cosine": ("cosθ of the two maps' gradients at the pixels", differential, pl.col("cosine")),
+        "gradient": ("ln ‖J‖ of the combined map at the pixels", sums, pl.col("moved").log() / 2),
+        "lipschitz": ("ln of the map's local Lipschitz constant, power iteration", maps, pl.col("value").log()),
+    }
+    for name, (title, frame, value) in numbers.items():
+        found = estimates(frame, kind, value, "number")
+        listed += tables(found, title, f"variants-{name}", "series", "data", percent=False, digits=2)
     return Artefact([PAPER.plot("variants", drawn)], listed)
 
 
 def checks(rows: RowsByTable) -> Checks:
     """Check each pair on average over ε, with each ε beside it; the subtraction's also at equal clean margins."""
-    found: dict[str, list[Check]] = {}
-    for name, (one, two) in PAIRS.items():
-        found[f"{name}-raises-asr"] = on_average(rows["attack"], one, than=two, eps=EPS)
+    attacks, pairs = rows["attack"], PAIRS.items()
+    found = {f"{name}-raises-asr": on_average(attacks, one, than=two, eps=EPS) for name, (one, two) in pairs}
     one, two = pair = PAIRS["subtraction-alone"]
     even = difference(at_equal_margins(rows, pair), {"series": one}, {"series": two}, pl.col("value"))
     words = f"ASR({one}) − ASR({two}) at equal clean margins, mean over ε"

@@ -38,9 +38,7 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
     scale = 100.0 if table.percent else 1.0
     fields = {}
     for cell in table.cells.iter_rows(named=True):
-        value, low, high, paper = (
-            None if cell[key] is None else scale * cell[key] for key in ("value", "low", "high", "paper")
-        )
+        value, low, high, paper = (cell[key] and scale * cell[key] for key in ("value", "low", "high", "paper"))
         digits = words.supported(value, low, high) if table.digits is None else table.digits
         theirs = "" if paper is None else f"(paper {paper:.6g})".replace("-", "−")
         notes = tuple(filter(None, (words.bracketed(low, high, digits), theirs)))
@@ -91,14 +89,11 @@ def plot_csv(plot: Plot) -> str:
 
 def counts_sheet(results: Sequence[Result]) -> Sheet:
     """Count what became of every claim of each paper, as its register lists them, and of our own questions."""
-    claims = words.by_key(results)
-    found: dict[str, Mapping[str, int]] = {}
+    claims, rows = words.by_key(results), []
     for paper, pairs in words.by_source(results).items():
         own = words.counts([claim for _, claim in pairs])
         untested = sum(count for verdict, count in own.items() if verdict not in TESTED)
-        found[paper] = outcomes(paper, claims) or {**own, UNTESTED: untested}
-    rows = []
-    for paper, counted in found.items():
+        counted: Mapping[str, int] = outcomes(paper, claims) or {**own, UNTESTED: untested}
         numbers = [counted.get(name, 0) for name in (*TESTED, RIGHT, WRONG, UNTESTED)]
         name = StudyField(SHORT.get(paper, paper), kind="name")
         rows.append((name, *(StudyField(str(one), value=one) for one in (sum(numbers), *numbers))))

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from antiphase.report.words import number
 from antiphase.statistics.decisions import LEAST_SEEDS
 from antiphase.statistics.intervals import Estimate
+from antiphase.studies.cells.training import OTHER_START
 from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested, Verdict, joint
 from antiphase.studies.results import Result
 
@@ -143,10 +144,9 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     behind = f"{seeds} seeds" + (f", ε from {eps[0]}/255 to {eps[-1]}/255" if len(eps) > 1 else "")
     estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
     each = ("; " if any(verdicts) else " and ").join(map(str.__add__, numbers, verdicts))
-    ends = [one.what.rpartition(", ")[2] if "N(" not in one.what else "N" for one in claim.deciding]
-    pairs = [*zip(ends, (one for one in claim.verdicts if one != "beside"), strict=True)]
-    both = {joint([verdict for end, verdict in pairs if end == one]) for one in ends} == {claim.verdict}
-    weights = "both initial weights" if both else "one of two initial weights"
+    places = [(at, OTHER_START in one.what) for at, one in enumerate(claim.checks) if one.decides]
+    alike = {joint([claim.verdicts[at] for at, kind in places if kind is it]) for _, it in places} == {claim.verdict}
+    weights = "both initial weights" if alike else "one of two initial weights"
     return {"estimate": estimate, "each": each, "least": least, "behind": behind, "weights": weights}
 
 

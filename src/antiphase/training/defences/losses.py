@@ -44,7 +44,7 @@ def alignment_hinge(step: Step) -> Tensor:
     """Return the mean over layers of max(0, −cosθ)·‖J1‖·‖J2‖ = max(0, −⟨J1, J2⟩), in the layer's tokens.
 
     J1 and J2 are the Jacobians of A1 and A2. Zero where their gradients do not oppose each other (sensitivity paper,
-    Section 3.3: cosθ < 0 enlarges the gradient of the difference).
+    Section 4.1, Theorem 1: cosθ < 0 enlarges the gradient of the difference).
     """
     return (-_products(step)[:, 2]).relu().mean()
 

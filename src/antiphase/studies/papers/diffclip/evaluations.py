@@ -311,7 +311,6 @@ def _average(means: pl.DataFrame) -> pl.DataFrame:
 TABLE_4 = _spread_study(4, "probe")
 TABLE_5 = _spread_study(5, "few-shot")
 
-
 UNDER_SHIFT = "zero-shot, shifted"
 TASKS = ("probe", "few-shot", "image retrieval", "text retrieval", "zero-shot", UNDER_SHIFT)
 SHIFT_AVERAGE = "Avg. shifted"
@@ -420,8 +419,7 @@ def _draw_patterns(rows: RowsByTable) -> Artefact:
     means = estimated(pl.concat([observed, *pattern_means(observed).values()]))
     ticks = means["data"].unique(maintain_order=True).to_list()
     drawn = bars(means, "trained on {pretraining}", "pairs right", paper, "data", ticks)
-    level = means.select("task", "data", series=pl.lit("chance"), value=pl.lit(0.25))
-    level = level.unique(maintain_order=True)
+    level = means.select("task", "data", series=pl.lit("chance"), value=pl.lit(0.25)).unique(maintain_order=True)
     listed = model_table(name, "MMVP-VLM, pairs solved", means, paper, level=level)
     return Artefact([PAPER.plot(name, drawn, columns=1, samples="pairs")], listed, notes=_exact_tests(chosen))
 
@@ -450,7 +448,6 @@ def _pattern_checks(rows: RowsByTable) -> Checks:
     observed = by_pattern(rows)
     (title, mean), *_ = pattern_means(observed).items()
     names = _paper_patterns(observed)
-
     told = partial(gains, observed, ["mmvp"], told=True)
     checks = {
         "fine-grained": gains(mean, ["mmvp"], data=title),

@@ -163,10 +163,8 @@ def _estimated(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the mean of every quantity, with its interval within the quantity's range."""
     kinds: dict[str, Kind] = {"cosθ": "difference"}
     kinds |= dict.fromkeys(("ρ", "γ", *PERTURBATIONS.values()), "size")
-    blocks: dict[Kind, list[pl.DataFrame]] = {"size": [], "difference": [], "number": []}
-    for block in rows.partition_by("quantity", maintain_order=True):
-        blocks[kinds.get(block["quantity"][0], "number")].append(block)
-    return pl.concat(estimates(pl.concat(some), PLACE, VALUE, kind) for kind, some in blocks.items() if some)
+    blocks = {block["quantity"][0]: block for block in rows.partition_by("quantity", maintain_order=True)}
+    return pl.concat(estimates(block, PLACE, VALUE, kinds.get(name, "number")) for name, block in blocks.items())
 
 
 def sensitivity_checks(rows: RowsByTable) -> dict[str, list[Check]]:

@@ -249,8 +249,7 @@ def _draw_distances(rows: RowsByTable) -> Artefact:
                 within = (pl.col("found") & (pl.col("distance") <= reach)).cast(pl.Float64)
                 curves.append(estimates(own, ["depth"], within).with_columns(x=pl.lit(reach)))
             # without the seeds: too many lines to tell apart
-            points = pl.concat(curves).sort("depth", maintain_order=True).drop(BY_SEED)
-            points = points.with_columns(series=DEPTH)
+            points = pl.concat(curves).sort("depth", maintain_order=True).drop(BY_SEED).with_columns(series=DEPTH)
             drawn += panels(points, f"{kind}, {data}", "x", ("L2 distance", RATE), percent=True)
         means = estimates(block, ["data", "series", "depth"], pl.col("reach"), kind="size")
         means = means.sort("depth", maintain_order=True)

@@ -236,8 +236,7 @@ def draw_radii(rows: RowsByTable) -> Artefact:
     means = estimates(ratios(rows), ["data", "depth", "layer", "quantity"], VALUE, kind="number")
     order = pl.col("quantity").cast(pl.Enum(_NAMES.values()))
     means = means.drop(BY_SEED).sort("depth", "layer", order, maintain_order=True)
-    refuted = estimates(beyond(rows), ["data", "series", "depth", "radius"], VALUE)
-    refuted = refuted.sort("depth", maintain_order=True)
+    refuted = estimates(beyond(rows), ["data", "series", "depth", "radius"], VALUE).sort("depth", maintain_order=True)
     title, row = "Estimated radii, DiffViT / ViT, {data}", pl.format("{}, {}", DEPTH, LAYER_NAME)
     listed = tables(means, title, "theory-radius-{data}", row, "quantity", index="layer", **_NUMBERS)
     title, row = "Images with an adversarial example within the radius, {data}", _NAMED
