@@ -119,7 +119,7 @@ def test_readme_says_what_changes_the_answer():
     for words in (
         "means over ε",
         "initial weights",
-        "chosen as their ASR gap was the largest",
+        "chosen for the largest of three ASR gaps",
         "large models",
         "photographs",
     ):

@@ -176,7 +176,8 @@ def test_rows_of_a_source_before_it_was_renewed_stand_in_and_a_store_does_not_ta
     assert copied.cells["cell"].to_list() == again.cells["cell"].to_list()  # as what they are, not as renewed
     assert "another split" not in "".join(copied.cells["what"])
     assert _of_before([renewed], again) == [
-        f"1 of 1 cells are older than a change of {FINISHED.data}: these are another split now, and a run makes other rows."
+        f"1 of 1 cells are older than a change of {FINISHED.data}: these are another split now, "
+        "and a run makes other rows."
     ]
     assert not _of_before([FINISHED], pack)
 

@@ -69,7 +69,7 @@ def dataset_images(data: Any, limit: int | None = None, seed: int | None = None,
 
 
 def _renumbered(data: Any, rows: list[int], labels: list[Any]) -> bool:
-    """Whether labels differ from those of the data set that a subset or loader is of, as far as it tells them."""
+    """Whether labels differ from those of the data set that a subset or loader is of, as far as they are numbers."""
     while isinstance(data, torch_data.Subset | torch_data.DataLoader):
         whole = isinstance(data, torch_data.DataLoader) and isinstance(data.sampler, torch_data.SequentialSampler)
         rows = [data.indices[row] for row in rows] if isinstance(data, torch_data.Subset) else rows if whole else []

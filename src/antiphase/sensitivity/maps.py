@@ -199,8 +199,9 @@ def observe(
             why = f"{type(model).__name__} failed on the inputs ({one_line(error)[:200]})"
             raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
-    several = len(set(map(_block_name, calls))) < len(calls) or subtracted & {one.output.shape for one in calls}
-    if watch and (len(calls) > 1 or shown) and is_own_code(model):
+    alike = [{*map(_block_name, calls)}, {tuple(re.findall(r"\d+", one.name)) for one in calls}]
+    several = min(map(len, alike)) < len(calls) or subtracted & {one.output.shape for one in calls}
+    if watch and (several or shown) and is_own_code(model):
         with suppress(*() if several else (RuntimeError,)):  # it may have no gradients
             _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
     reason = "its output is subtracted from that of other attention, or the other way round, or its maps are used"
@@ -335,8 +336,7 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         seeds = [torch.randn(one.shape, generator=generator).to(one) for one in ends]
         keep: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
         slopes = torch.autograd.grad(ends, leaves, seeds, **keep) if ends else ()
-        parts = [leaf for _, leaf in beside]  # which the model may return as well, behind its output
-        used = torch.autograd.grad(ends[:1], parts, seeds[:1], **keep) if ends and parts else ()
+        used = torch.autograd.grad(ends[:1], [leaf for _, leaf in beside], seeds[:1], **keep) if ends and beside else ()
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     subtracted = {module for (module, _), slope in zip(beside, used, strict=False) if slope.any()}
     for sides in differences:

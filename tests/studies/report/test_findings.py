@@ -133,7 +133,7 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     block = summary([replace(results()[-2], claims=[over]), results()[-1]], "readme.md", prefix="docs/")
     yes = "differential attention more fragile?** Its first form is, in one-layer models under PGD (+5.0 [4.0, 6.0]; "
     assert yes in block
-    assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it is open" in block
+    assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it, to first order, is open" in block
     assert "chosen for the largest of three ASR gaps" in block
     assert 'src="docs/answers.svg"' in block
     assert "| claims of |" not in block

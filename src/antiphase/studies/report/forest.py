@@ -79,7 +79,7 @@ def _line(source: str, claim: Claim) -> Line | None:
     scale = 100.0 if check.unit == "points" else 1.0 / check.spread.error
     of = len(claim.deciding)
     alike = of if claim.verdict == "undecided" else claim.verdicts.count(claim.verdict)
-    among = f"least favourable of {alike} {claim.verdict}" if alike > 1 else f"the {claim.verdict} one of {of}"
+    among = f"least favourable of {alike} among {of}" if alike > 1 else f"the {claim.verdict} one of {of}"
     several = "" if of == 1 else f"least favourable of {of}" if alike == of else among
     seeds = price(claim).partition(",")[0]
     text, above, least = estimate_text(check).partition(", above")
