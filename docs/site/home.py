@@ -19,7 +19,7 @@ def home_page(readme: str) -> str:
     findings = readme.partition("<!-- findings -->")[2].partition("<!-- /findings -->")[0]
     question, answer = re.findall(r"^- \*\*(.*?)\*\* (.*)$", findings, re.MULTILINE)[0]
     (picture,) = re.findall(r"<picture>.*</picture>", findings)
-    limits = re.findall(r"^In points.*$", findings, re.MULTILINE)[0]
+    limits = re.findall(r"^Points.*$", findings, re.MULTILINE)[0]
     return f"""---
 title: antiphase
 description: {tagline}
