@@ -137,7 +137,7 @@ def class_words(class_names: Sequence[str]) -> tuple[str, ...]:
     if odd:
         reason = "are no words, but prompts are made of them; if they only number the classes, give names"
         warnings.warn(f"class names {shown(', '.join(odd))} {reason}", stacklevel=3)
-    published = set(known.values()) & set(prompt_names().values()) if wnids else set[str]()  # some are called alike
+    published = {*prompt_names().values()} if wnids else set[str]()  # some are called alike
     if twice := [word for word, count in Counter(words).items() if count > 1 and word not in published]:
         reason = "are the same words for several classes, which prompts cannot tell apart; give names"
         warnings.warn(f"class names {shown(', '.join(twice))} {reason}", stacklevel=3)
