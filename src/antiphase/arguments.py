@@ -247,8 +247,8 @@ def _kind(hint: Any) -> _Kind:
         words = f"{words} of {hint.dtype.__name__.lower()} and shape ({shape})"
         return _Kind(words, lambda value: isinstance(value, hint), (hint,))
     if origin in _LISTS:
-        each = f", each {_kind(parts[0]).words}" if len({*parts} - {...}) == 1 else ""
-        return _Kind(f"a {_LISTS[origin]}{each}", lambda value: _holds(origin, parts, value))
+        elements = f", each {_kind(parts[0]).words}" if len({*parts} - {...}) == 1 else ""
+        return _Kind(f"a {_LISTS[origin]}{elements}", lambda value: _holds(origin, parts, value))
     words = _WORDS.get(origin) or str(getattr(origin, "__name__", origin))
     return _PLAIN.get(origin) or _Kind(words, lambda value: isinstance(value, origin))
 

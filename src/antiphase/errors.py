@@ -43,14 +43,14 @@ def install(extras: str) -> str:
 
 
 @contextmanager
-def refusing(what: str, fix: str, *failures: type[Exception]) -> Iterator[None]:
+def refusing(fault: str, fix: str, *failures: type[Exception]) -> Iterator[None]:
     """Turn failures of a block into a ``UserError``: what is the matter, the failure in one line, how to fix it."""
     try:
         yield
     except UserError:
         raise
     except failures as error:
-        raise UserError(f"{what} ({first_line(error)}){fix}") from None
+        raise UserError(f"{fault} ({first_line(error)}){fix}") from None
 
 
 _BOUNDS = {"greater_than_equal": ("of at least", "ge"), "greater_than": ("above", "gt")}
@@ -60,14 +60,14 @@ _KINDS |= {"string": "text"} | dict.fromkeys(("model", "dict"), "an object with 
 _KINDS |= dict.fromkeys(("list", "tuple"), "a list")
 
 
-def invalid(error: Any, before: str = "", at: tuple[str, ...] = ()) -> UserError:
+def invalid(error: Any, before: str = "", parents: tuple[str, ...] = ()) -> UserError:
     """Return the first mistake of a ``ValidationError`` as one line: the field, its value, what was expected."""
-    found = error.errors(include_url=False)
-    first = next((one for one in found if one["type"] != "json_invalid"), found[0])
+    mistakes = error.errors(include_url=False)
+    first = next((one for one in mistakes if one["type"] != "json_invalid"), mistakes[0])
     kind, context = str(first["type"]), first.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         return UserError(f"{before}{context['error']}")
-    path = (*at, *first["loc"])
+    path = (*parents, *first["loc"])
     path = path[:-1] if path and isinstance(path[-1], int) else path  # the value tells which one of a list
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     field = f"{before}{place.lstrip('.') or 'content'}"

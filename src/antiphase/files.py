@@ -42,8 +42,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        what = "is a directory" if path.is_dir() else "is no regular file"
-        raise UserError(f"{path}: {what}; expected the name of a file")
+        fault = "is a directory" if path.is_dir() else "is no regular file"
+        raise UserError(f"{path}: {fault}; expected the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     _tidy(path.parent)
     try:

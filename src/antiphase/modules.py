@@ -78,7 +78,7 @@ def hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 @contextmanager
-def running(model: object, images: Tensor, name: str = "", what: str = "images") -> Iterator[None]:
+def running(model: object, images: Tensor, name: str = "", inputs: str = "images") -> Iterator[None]:
     """Report what a model raises within a block as a ``UserError``: one line that names the model and its images."""
     try:
         yield
@@ -88,7 +88,7 @@ def running(model: object, images: Tensor, name: str = "", what: str = "images")
         name = name or f"model {getattr(model, '__name__', type(model).__name__)}"
         why = f"of shape {tuple(images.shape[1:])} ({type(error).__name__}: {first_line(error)})"
         fix = advice(model, images.dtype, error) or "expected a classifier of such images, in batches of any size"
-        raise UserError(f"{name}: fails on {what} {why}; {fix}") from error
+        raise UserError(f"{name}: fails on {inputs} {why}; {fix}") from error
 
 
 def advice(model: object, dtype: torch.dtype, error: BaseException) -> str:

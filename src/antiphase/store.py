@@ -96,9 +96,9 @@ def _read_warnings(file: Path) -> list[str]:
 _SLICE_BYTES = 2**28  # of images in memory at once
 
 
-def missing(wanted: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
+def missing(candidates: Iterable[Item], stored: Callable[[Item], bool], process: Process) -> list[Item]:
     """Return what is not stored yet, once every process has looked."""
-    items = [item for item in wanted if not stored(item)]
+    items = [item for item in candidates if not stored(item)]
     process.wait()  # nobody writes before everybody has read
     return items
 
@@ -111,17 +111,17 @@ def slice_size(shape: tuple[int, int, int]) -> int:
 class Cache:
     """The rows of one cell of a run directory, completed by all its processes together.
 
-    The cell is a folder named by the hash of ``what`` its rows depend on. Every process appends rows to ``journal``
-    within :meth:`filling` and calls :meth:`collect`.
+    The cell is a folder named by the hash of the ``inputs`` its rows depend on. Every process appends rows to
+    ``journal`` within :meth:`filling` and calls :meth:`collect`.
     """
 
     def __init__(
-        self, out: Path, what: Mapping[str, Any], schema: Mapping[str, Any], samples: Sequence[int], process: Process
+        self, out: Path, inputs: Mapping[str, Any], schema: Mapping[str, Any], samples: Sequence[int], process: Process
     ) -> None:
         self.process, self.warnings = process, list[str]()
-        self.journal = Journal(out / "cells" / digest(json.dumps(what, sort_keys=True))[:16], schema, process.rank)
+        self.journal = Journal(out / "cells" / digest(json.dumps(inputs, sort_keys=True))[:16], schema, process.rank)
         stored = set(self.journal.rows()["sample"])
-        self.missing = missing(range(len(samples)), lambda at: samples[at] in stored, process)
+        self.missing = missing(range(len(samples)), lambda position: samples[position] in stored, process)
         self.mine = process.share(self.missing)
 
     @contextlib.contextmanager

@@ -224,6 +224,6 @@ class _ApgdL1:
 
 
 APGD_CE, APGD_DLR, APGD_T = (
-    AttackSpec(apgd, label, own, unset=lambda given: {"objective": "dlr" if given["targets"] else "cross_entropy"})
-    for label, own in (("APGD-CE", {}), ("APGD-DLR", {"objective": "dlr"}), ("APGD-T", {"targets": 9}))
+    AttackSpec(apgd, label, extra, unset=lambda given: {"objective": "dlr" if given["targets"] else "cross_entropy"})
+    for label, extra in (("APGD-CE", {}), ("APGD-DLR", {"objective": "dlr"}), ("APGD-T", {"targets": 9}))
 )

@@ -64,8 +64,8 @@ def add_attack(name: str, attack: AttackFunction) -> None:
 
 def keywords(attack: AttackFunction) -> dict[str, Any]:
     """Return the settings of an attack function with their defaults; None for one that must be given."""
-    own = [one for one in inspect.signature(attack).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    return {one.name: None if one.default is one.empty else one.default for one in own}
+    parameters = [one for one in inspect.signature(attack).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    return {one.name: None if one.default is one.empty else one.default for one in parameters}
 
 
 def settings_of(stage: Stage) -> dict[str, Any]:
@@ -95,9 +95,9 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
     targets = settings.get("targets")
     malt = targets == "malt"
     count *= min(ALL_TARGETS if malt else targets, classes - 1) if targets else 1
-    each = classes - 1 if stage.name == "fab" else 1  # untargeted, FAB needs the gradient of every class
+    gradients = classes - 1 if stage.name == "fab" else 1  # untargeted, FAB needs the gradient of every class
     choice = averaged * min(LIKELY, classes - 1) * malt
-    return count + choice, 0 if stage.black_box else count * each + choice
+    return count + choice, 0 if stage.black_box else count * gradients + choice
 
 
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:

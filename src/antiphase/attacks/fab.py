@@ -97,21 +97,21 @@ def step_onto_plane(x: Points, value: Values, gradient: Points, norm: Norm, boun
     room = torch.where(direction > 0, bounds[1] - x, x - bounds[0]).flatten(1)
     weight = gradient.abs().flatten(1)
     speed = torch.ones_like(weight) if norm == "linf" else weight
-    full, rate, wanted = (weight * room).double(), (weight * speed).double(), value.abs()
+    full, rate, magnitude = (weight * room).double(), (weight * speed).double(), value.abs()
     if norm == "l1":
         order = weight.argsort(dim=1, descending=True, stable=True)
         gains = full.gather(1, order)
-        left = (wanted[:, None] - gains.cumsum(1) + gains).clamp_min(0.0)
+        left = (magnitude[:, None] - gains.cumsum(1) + gains).clamp_min(0.0)
         share = (left / gains.clamp_min(torch.finfo(gains.dtype).tiny)).clamp(max=1.0).to(x.dtype)
         move = torch.zeros_like(room).scatter(1, order, share) * room
         return direction * move.view_as(x)
-    t = torch.zeros_like(wanted)
+    t = torch.zeros_like(magnitude)
     largest = torch.finfo(x.dtype).max ** 0.75  # stands in for infinity, which times 0 would be NaN
     stopped = room <= 0
     while True:
         gained = (full * stopped).sum(1)
         slope = (rate * ~stopped).sum(1)
-        t = torch.maximum(t, (wanted - gained) / slope.clamp_min(torch.finfo(slope.dtype).tiny))
+        t = torch.maximum(t, (magnitude - gained) / slope.clamp_min(torch.finfo(slope.dtype).tiny))
         t = t.clamp(max=largest)
         # t goes to x's precision before it meets the pixels: sums in float64 may differ in their last bit
         # with the size of the batch, and this rounds the difference away
@@ -172,16 +172,16 @@ class _Fab:
 
     def _search_segment(self, rows: Rows, oracle: Oracle, ended: Tensor) -> None:
         """Look for a nearer example between the clean image and the nearest one of the rows that have ended."""
-        at = (ended & rows["loss"].isfinite()).nonzero().flatten()
-        if not len(at):
+        index = (ended & rows["loss"].isfinite()).nonzero().flatten()
+        if not len(index):
             return
-        some = rows.take(at)
-        clean, change, label = some["clean"], some["best"] - some["clean"], some["label"]
+        part = rows.take(index)
+        clean, change, label = part["clean"], part["best"] - part["clean"], part["label"]
 
         def margin_at(x: Points) -> Tensor:
-            return margin(oracle.verdict(x, some.get("context")), label)
+            return margin(oracle.verdict(x, part.get("context")), label)
 
-        inside, outside = margin_at(clean), margin_at(some["best"])
+        inside, outside = margin_at(clean), margin_at(part["best"])
         crossed = outside > 0  # else it is adversarial in the precision of the search only
         low, high = torch.zeros_like(inside), torch.ones_like(inside)  # where the margins are these
         for _ in range(_FINAL_STEPS):
@@ -189,14 +189,14 @@ class _Fab:
             place = low + (zero + _BEYOND * (1.0 - zero)) * (high - low)
             x = (clean + per_row(place, clean) * change).clamp(*self.threat.bounds)
             value = margin_at(x)
-            some.keep_nearest(x, crossed & (value > 0), self.threat)
+            part.keep_nearest(x, crossed & (value > 0), self.threat)
             ends = (low, inside, high, outside)
             moved = (place, value, place, value)
             keep = (value > 0, value > 0, value <= 0, value <= 0)
             low, inside, high, outside = map(torch.where, keep, ends, moved)
-        some["forwards"] = some["forwards"] + (_FINAL_STEPS + 2) * oracle.passes
+        part["forwards"] = part["forwards"] + (_FINAL_STEPS + 2) * oracle.passes
         for name in ("best", "loss", "found", "forwards"):
-            rows[name] = rows[name].index_copy(0, at, some[name])
+            rows[name] = rows[name].index_copy(0, index, part[name])
 
     def _towards(self, rows: Rows, value: Values, gradient: Points) -> Points:
         """Step onto the linearised boundary and beyond, from x and from the clean image, and mix the two."""
@@ -239,6 +239,6 @@ def _inner(a: Points, b: Points) -> Values:
 
 # rows made before there was a final search have other settings
 FAB, FAB_T = (
-    AttackSpec(fab, label, own, nearest=True, implied=lambda given: {"final_search": given.get("final_search", True)})
-    for label, own in (("FAB", {}), ("FAB-T", {"targets": 9}))
+    AttackSpec(fab, label, extra, nearest=True, implied=lambda given: {"final_search": given.get("final_search", True)})
+    for label, extra in (("FAB", {}), ("FAB-T", {"targets": 9}))
 )

@@ -74,8 +74,8 @@ def run_foreign(
         f"left ε = {threat.eps:g}: they count as failed": int((~result.success & beyond).sum()),
     }
     returned = f"of {len(result)} images that {search.name} returned"
-    said = [f"{count} {returned} {what}" for what, count in counts.items() if count]
-    return replace(result, warnings=(*result.warnings, *said))
+    messages = [f"{count} {returned} {fault}" for fault, count in counts.items() if count]
+    return replace(result, warnings=(*result.warnings, *messages))
 
 
 @dataclass

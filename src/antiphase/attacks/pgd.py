@@ -187,8 +187,8 @@ def patch_pgd(
         objective: loss to maximise, as in :func:`pgd`, whose are ``steps`` and ``step_size`` (constant) too.
     """
     if not 1 <= width <= min(images.shape[2:]):
-        wanted = f"expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"
-        raise UserError(f"patch width {width}: {wanted}")
+        fix = f"expected at least 1 and at most the shorter side of images {tuple(images.shape[1:])}"
+        raise UserError(f"patch width {width}: {fix}")
     if threat.norm != "linf" or threat.eps == float("inf"):
         raise UserError(f"norm {threat.norm!r}, eps {threat.eps}: a patch needs 'linf' and a finite ε")
     alpha = threat.eps / 4 if step_size is None else step_size

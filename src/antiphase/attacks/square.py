@@ -131,18 +131,18 @@ class _Square:
         x = self._propose(rows, t)
         changes = (x != rows["best"][:, None]).flatten(2).any(2) | (t == 0)
         until = (self.queries - rows["t"]).clamp(max=ahead)
-        asked, until = _full_batches(changes & (t < self.queries), rows["t"], until)
+        evaluated, until = _full_batches(changes & (t < self.queries), rows["t"], until)
         # −∞ and False for queries that are not evaluated
-        loss = torch.full(asked.shape, -torch.inf, dtype=x.dtype, device=x.device)
-        adversarial = torch.zeros_like(asked)
-        if len(row := asked.nonzero()[:, 0]):
+        loss = torch.full(evaluated.shape, -torch.inf, dtype=x.dtype, device=x.device)
+        adversarial = torch.zeros_like(evaluated)
+        if len(row := evaluated.nonzero()[:, 0]):
             context = (rows["context"][row],) if "context" in rows else ()
-            label, logits = rows["label"][row], oracle.logits(x[asked], *context)
-            loss[asked] = objectives.one_each(self.loss(logits, label, rows["target"][row]), logits)
-            adversarial[asked] = logits.argmax(1) != label
+            label, logits = rows["label"][row], oracle.logits(x[evaluated], *context)
+            loss[evaluated] = objectives.one_each(self.loss(logits, label, rows["target"][row]), logits)
+            adversarial[evaluated] = logits.argmax(1) != label
         # prefer adversarial images, then the higher loss
-        found = rows["found"][:, None]
-        better = (adversarial & ~found) | ((loss > rows["loss"][:, None]) & (adversarial >= found))
+        broken = rows["found"][:, None]
+        better = (adversarial & ~broken) | ((loss > rows["loss"][:, None]) & (adversarial >= broken))
         moved, first = better.any(1), better.int().argmax(1)
         queries = torch.where(moved, first + 1, until)
         row = torch.arange(len(rows), device=first.device)
@@ -162,14 +162,14 @@ class _Square:
         return x
 
 
-def _full_batches(asked: Flags, t: Counts, until: Counts) -> tuple[Flags, Counts]:
+def _full_batches(queries: Flags, t: Counts, until: Counts) -> tuple[Flags, Counts]:
     """Return the queries that fill whole quanta, the least advanced rows first, and how many of a row they decide."""
     order = t.argsort(stable=True)
-    rank = torch.empty_like(asked, dtype=torch.int64)
-    rank[order] = asked[order].flatten().cumsum(0).view_as(rank)
-    total = int(asked.sum())
-    late = asked & (rank > (total - total % QUANTUM or total))
-    return asked & ~late, torch.where(late.any(1), late.int().argmax(1), until)
+    rank = torch.empty_like(queries, dtype=torch.int64)
+    rank[order] = queries[order].flatten().cumsum(0).view_as(rank)
+    total = int(queries.sum())
+    late = queries & (rank > (total - total % QUANTUM or total))
+    return queries & ~late, torch.where(late.any(1), late.int().argmax(1), until)
 
 
 def _implied(settings: Settings) -> Settings:
@@ -260,17 +260,17 @@ def first_bumps(clean: Images, eps: Numbers, keys: Keys, threat: Threat) -> Imag
     return x
 
 
-def propose_linf(rows: Rows, t: Queries, at: Windows) -> Proposals:
+def propose_linf(rows: Rows, t: Queries, windows: Windows) -> Proposals:
     """Return images with one window of each channel at its lowest or highest allowed values, for each query ``t``."""
     x, low, high = (rows[name][:, None] for name in ("best", "low", "high"))
     channels, height, width = x.shape[2:]
-    _, tall, wide, draws = _draw(rows["key"], t, 2 + channels, at)
+    _, tall, wide, draws = _draw(rows["key"], t, 2 + channels, windows)
     mask, _, _ = _window(draws[..., 0], draws[..., 1], tall, wide, height, width)
     up = (draws[..., 2:] < 0.5)[..., None, None]
     return torch.where(mask, torch.where(up, high, low), x)
 
 
-def propose_bumps(rows: Rows, t: Queries, at: Windows, threat: Threat) -> Proposals:
+def propose_bumps(rows: Rows, t: Queries, windows: Windows, threat: Threat) -> Proposals:
     """Return the images x with the change of window V moved to window W, for each query ``t``.
 
     With ν = x − clean, in each channel: ν_W ← a·d/‖d‖ with d = ν_W/‖ν_W‖ ± bump, and ν_V ← 0 elsewhere. The
@@ -279,11 +279,11 @@ def propose_bumps(rows: Rows, t: Queries, at: Windows, threat: Threat) -> Propos
     """
     x, clean, eps, norm = rows["best"][:, None], rows["clean"][:, None], rows["eps"], threat.norm
     channels, height, width = x.shape[2:]
-    level, tall, wide, draws = _draw(rows["key"], t, 5 + channels, at)
+    level, tall, wide, draws = _draw(rows["key"], t, 5 + channels, windows)
     in_w, row, column = _window(draws[..., 0], draws[..., 1], tall, wide, height, width)
     in_v, _, _ = _window(draws[..., 2], draws[..., 3], tall, wide, height, width)
     across, up = (draws[..., 4, None, None] < 0.5).long(), (draws[..., 5:] < 0.5)[..., None, None]
-    shape = at.bumps[level[..., None, None], across, row, column][:, :, None]
+    shape = windows.bumps[level[..., None, None], across, row, column][:, :, None]
     shape = torch.where(up, shape, -shape)
 
     unit = per_row(eps.clamp_min(_LEAST_UNIT), x)  # of changes, in which ε is nearly always 1
@@ -306,11 +306,11 @@ def propose_bumps(rows: Rows, t: Queries, at: Windows, threat: Threat) -> Propos
     return project(proposal.flatten(0, 1), clean, eps, "l1", threat.bounds).view_as(proposal)
 
 
-def _draw(keys: Keys, t: Queries, count: int, at: Windows) -> tuple[Queries, Queries, Queries, Tensor]:
+def _draw(keys: Keys, t: Queries, count: int, windows: Windows) -> tuple[Queries, Queries, Queries, Tensor]:
     """Return each query's level, its window's height and width, and ``count`` numbers in [0, 1)."""
     draws = uniform(keys.repeat_interleave(t.shape[1]), count, (t * count).flatten())
-    level = torch.bucketize(t - 1, at.after)  # iterations are counted from the first proposal
-    return level, at.height[level], at.width[level], draws.view(*t.shape, count)
+    level = torch.bucketize(t - 1, windows.after)  # iterations are counted from the first proposal
+    return level, windows.height[level], windows.width[level], draws.view(*t.shape, count)
 
 
 def _window(

@@ -134,7 +134,7 @@ def sweep(
             else:
                 # one search at infinite ε, of which each ε counts its share
                 endless = carries and ensemble.minimal
-                own = replace(threat, eps=math.inf) if endless else here
+                stage_threat = replace(threat, eps=math.inf) if endless else here
                 how: dict[str, Any] = {**run, "ids": ids[left]}
                 how.pop("on_finished", None)
                 if how.get("progress") is True and stage.name:
@@ -142,7 +142,7 @@ def sweep(
                 if how.get("context") is not None:
                     how["context"] = how["context"][left]
                 known = None if labels is None else labels[left]
-                part = stage.attack(model, images[left], known, own, **(stage.settings | how))
+                part = stage.attack(model, images[left], known, stage_threat, **(stage.settings | how))
                 labels = part.label if labels is None else labels  # the first call is given all samples
                 part = _within(replace(part, threat=here)) if endless else part
             pieces[number] = left, part

@@ -49,8 +49,8 @@ class Threat:
         except (TypeError, ValueError, OverflowError):
             low = high = math.nan
         if not -math.inf < low < high < math.inf:
-            wanted = "expected (smallest, largest), two finite numbers such as (0, 1)"
-            raise UserError(f"bounds {shown(self.bounds)}: {wanted}")
+            fix = "expected (smallest, largest), two finite numbers such as (0, 1)"
+            raise UserError(f"bounds {shown(self.bounds)}: {fix}")
         object.__setattr__(self, "bounds", (low, high))
         whole = high - low
         if self.norm == "linf" and whole < self.eps < math.inf:

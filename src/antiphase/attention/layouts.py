@@ -55,15 +55,15 @@ def _places(layout: str, module: DifferentialAttention, kv_heads: int) -> Iterat
         raise UserError(f"layout {layout}: {kv_heads} heads of keys: expected a divisor of {queries}, those of queries")
     heads = _halves(queries, kv_heads) if form.halves else None
     for name in (name for name in module.state_dict() if name not in form.constant):
-        of, _, kind = name.rpartition(".")
-        if of != "qkv" or len(form.projections) == 1:
-            yield name, slice(None), form.names.get(name) or f"{form.names.get(of, of)}.{kind}", None
+        prefix, _, kind = name.rpartition(".")
+        if prefix != "qkv" or len(form.projections) == 1:
+            yield name, slice(None), form.names.get(name) or f"{form.names.get(prefix, prefix)}.{kind}", None
             continue
-        for at, (projection, size) in enumerate(zip(form.projections, sizes, strict=True)):
+        for index, (projection, size) in enumerate(zip(form.projections, sizes, strict=True)):
             rows = torch.arange(size)
             if heads is not None:
-                rows = (torch.tensor(heads[at])[:, None] * width + torch.arange(width)).flatten()
-            yield name, slice(sum(sizes[:at]), sum(sizes[: at + 1])), f"{projection}.{kind}", rows
+                rows = (torch.tensor(heads[index])[:, None] * width + torch.arange(width)).flatten()
+            yield name, slice(sum(sizes[:index]), sum(sizes[: index + 1])), f"{projection}.{kind}", rows
 
 
 @validated
@@ -73,11 +73,11 @@ def from_layout(state: Mapping[str, Tensor], layout: str, module: DifferentialAt
     ``layout`` is ``"microsoft-v2"``, ``"microsoft"`` (V1), ``"diffllama"`` or ``"timm"``. Keys and values that
     DiffLlama's heads share are repeated. A UserError names a parameter that is missing or does not fit.
     """
-    mine = {name: torch.ones_like(one) for name, one in module.state_dict().items()}
+    weights = {name: torch.ones_like(one) for name, one in module.state_dict().items()}
     keys = len(state.get("k_proj.weight", range(module.layout.rows[0]))) // module.layout.width
     left = dict(state)
-    for name, ours, other, rows in _places(layout, module, keys):
-        stored, place = left.pop(other, None), mine[name][ours]
+    for name, span, other, rows in _places(layout, module, keys):
+        stored, place = left.pop(other, None), weights[name][span]
         if stored is None:
             source = LAYOUTS[layout].source
             raise UserError(f"layout {layout}: parameter {other!r} is missing; expected those of {source}")
@@ -87,10 +87,10 @@ def from_layout(state: Mapping[str, Tensor], layout: str, module: DifferentialAt
         if not fits:
             shape = tuple(stored.shape)
             raise UserError(f"layout {layout}: {other} of shape {shape} does not fit this {module.variant}")
-        mine[name][ours] = stored if rows is None else stored[rows]
+        weights[name][span] = stored if rows is None else stored[rows]
     if left:
         raise UserError(f"layout {layout}: {', '.join(left)}: not in this {module.variant}")
-    return mine
+    return weights
 
 
 @validated
@@ -102,16 +102,16 @@ def to_layout(module: DifferentialAttention, layout: str, *, kv_heads: int | Non
     if module.temperature != 1.0 or module.lambda_max is not None:
         has = f"temperature {module.temperature:g}, lambda_max {module.lambda_max}"
         raise UserError(f"layout {layout}: cannot hold {has}; expected temperature 1 and no lambda_max")
-    own, theirs = module.state_dict(), State()
+    state, stored = module.state_dict(), State()
     keys = module.layout.rows[0] // module.layout.width if kv_heads is None else kv_heads
-    for name, ours, other, rows in _places(layout, module, keys):
-        part = own[name][ours]
+    for name, span, other, rows in _places(layout, module, keys):
+        part = state[name][span]
         if rows is not None:
-            theirs[other] = part.new_zeros(int(rows.max()) + 1, *part.shape[1:])
-            theirs[other][rows] = part
+            stored[other] = part.new_zeros(int(rows.max()) + 1, *part.shape[1:])
+            stored[other][rows] = part
         else:
-            theirs[other] = part[0] if other in LAYOUTS[layout].numbers else part.clone()
-    again = from_layout(theirs, layout, module)
-    if wrong := [name for name in own if not torch.equal(again[name], own[name])]:
+            stored[other] = part[0] if other in LAYOUTS[layout].numbers else part.clone()
+    again = from_layout(stored, layout, module)
+    if wrong := [name for name in state if not torch.equal(again[name], state[name])]:
         raise UserError(f"layout {layout}: cannot hold {', '.join(wrong)}, of which it shares some")
-    return theirs
+    return stored

@@ -266,14 +266,14 @@ class DifferentialAttention(_SelfAttention):
     ) -> None:
         form: Variant = find(VARIANTS, variant, "variant")
         given = dict(parameterisation=parameterisation, head_norm=head_norm, rescale=rescale, bias=bias)
-        own: dict[str, Any] = form.defaults | {name: value for name, value in given.items() if value is not None}
-        options: Any = {name: own[name] for name in ("parameterisation", "head_norm")}
+        settings: dict[str, Any] = form.defaults | {name: value for name, value in given.items() if value is not None}
+        options: Any = {name: settings[name] for name in ("parameterisation", "head_norm")}
         if lambda_max is not None and not lambda_max >= lambda_init:
             raise UserError(f"lambda_max {lambda_max:g}: expected lambda_init, {lambda_init:g}, or more")
         options |= dict(lambda_max=lambda_max, temperature=temperature)
         options |= dict(lambda_init=lambda_init, integral=form.combined == "integral", output_gate=output_gate)
-        options |= dict(qkv_bias=qkv_bias and own["bias"], proj_bias=own["bias"], backend=backend)
-        options["scale"] = 1.0 - lambda_init if own["rescale"] else 1.0
+        options |= dict(qkv_bias=qkv_bias and settings["bias"], proj_bias=settings["bias"], backend=backend)
+        options["scale"] = 1.0 - lambda_init if settings["rescale"] else 1.0
         super().__init__(dim, layout_of(form, dim, num_heads, ratio, kv_heads), **options)
         self.num_diff_heads, self.lambda_init, self.variant = self.layout.signal, lambda_init, variant
         self.shown = ("num_diff_heads", "lambda_init", "scale")

@@ -58,7 +58,7 @@ class PlainCommand(TyperCommand):
             formatter.write(f"\n{indent}{separator.join(lines)}\n".replace("\xa0", " "))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        records = [(each.param_type_name, each.get_help_record(ctx)) for each in self.get_params(ctx)]
+        records = [(parameter.param_type_name, parameter.get_help_record(ctx)) for parameter in self.get_params(ctx)]
         for kind in ("argument", "option"):
             shown = [record for name, record in records if name == kind and record]
             shown = [(re.sub(r" <.*>$", "", name), text) for name, text in shown]
@@ -169,7 +169,7 @@ def register(group: typer.Typer, command: "Command") -> None:
             raise typer.Exit(1)
 
     context, *shared, _ = inspect.signature(call).parameters.values()
-    shared = [each for each in shared if each.name != "form" or command.has_report or command.tabled]
+    shared = [parameter for parameter in shared if parameter.name != "form" or command.has_report or command.tabled]
     parameters = [_parameter(key, field) for key, field in fields.items()]
     parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
     parameters = [context, *parameters, *shared]
@@ -236,8 +236,8 @@ def _complain(*lines: str) -> None:
     sys.exit(2)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(show: bool) -> None:
+    if show:
         from importlib.metadata import version
 
         say(f"antiphase {version('antiphase')}")
@@ -319,11 +319,11 @@ def how_typed(field: "FieldInfo") -> "Typed":
     from antiphase.commands.options import Typed
 
     inner = [marker for part in get_args(field.annotation) for marker in getattr(part, "__metadata__", ())]
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for marker in (*inner, *field.metadata):
         if isinstance(marker, Typed):
-            said |= {name: value for name, value in vars(marker).items() if value}
-    return Typed(**said)
+            fields |= {name: value for name, value in vars(marker).items() if value}
+    return Typed(**fields)
 
 
 def _plain(annotation: Any) -> Any:

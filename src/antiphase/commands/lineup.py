@@ -106,15 +106,15 @@ def load_lineup(options: Any) -> Lineup:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     noise = source == "random"
     how = {"limit": options.limit, "seed": 0, "progress": not options.quiet, "skip_bad": options.skip_bad}
-    wanted = options.image_size
+    image_size = options.image_size
     if (images := live_object(source)) is not None:
-        images = load_data(images, split=options.split, image_size=wanted, **how)
+        images = load_data(images, split=options.split, image_size=image_size, **how)
     else:
         size, channels = model_card.size_for(loaded)
-        if size and wanted not in (None, size):
-            raise UserError(f"image_size {wanted}: {card.spec} takes images of {size} pixels; leave it out")
+        if size and image_size not in (None, size):
+            raise UserError(f"image_size {image_size}: {card.spec} takes images of {size} pixels; leave it out")
         how |= {"num_classes": (card.classes or source_of(source).classes) if noise else None}
-        size = size or wanted or (card.image_shape[1] if noise else None)
+        size = size or image_size or (card.image_shape[1] if noise else None)
         images = load_data(source, split=options.split, image_size=size, channels=channels, **how)
     model_card.settle_size(loaded, images.image_shape)
     if noise:
@@ -171,7 +171,7 @@ def _architecture(model: nn.Module) -> dict[str, Any]:
     inner: Any = model
     while type(inner).__module__.startswith("antiphase.models.") and hasattr(inner, "model"):
         inner = inner.model
-    return {"architecture": type(inner).__name__, "parameters": sum(each.numel() for each in model.parameters())}
+    return {"architecture": type(inner).__name__, "parameters": sum(tensor.numel() for tensor in model.parameters())}
 
 
 def environment_record(device: torch.device) -> dict[str, Any]:

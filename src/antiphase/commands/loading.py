@@ -42,9 +42,9 @@ def live_object(spec: Any) -> Any:
     """Return the object of a specification; None for any other specification."""
     if not isinstance(spec, str) or not spec.startswith(PREFIX):
         return None
-    if spec not in (held := _HELD.get({})):
+    if spec not in (objects := _HELD.get({})):
         raise UserError(f"{spec}: was an object of another Python session; expected a specification, or the object")
-    return held[spec]
+    return objects[spec]
 
 
 def load_models(
@@ -153,7 +153,7 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
     A model without a card gets one from the images and its output for one of them. In the end its modules are in the
     mode they were in. It stays on its device unless ``device`` says otherwise.
     """
-    text, held = dict(values), dict[str, Any]()
+    text, objects = dict(values), dict[str, Any]()
     for option in ("data", "held_out"):
         if not _is_text(data := values.get(option)):
             if "models" in values:
@@ -161,7 +161,7 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
                 raise UserError(f"data: evaluate takes the names of data sets; {fix}")
             images = data if isinstance(data, ImageSet) else load_data(data)
             text[option] = f"{PREFIX}{images.name}" + " held out" * (option == "held_out")
-            held[text[option]] = images
+            objects[text[option]] = images
     modules: dict[str, nn.Module] = {}
     for option in ("model", "models", "against"):
         if not _is_text(value := values.get(option)):
@@ -180,14 +180,14 @@ def as_text(values: Mapping[str, Any], options: Collection[str], split: str = "t
                 if (source := text.get("data")) is None:
                     fix = "as the name of a source or as images, such as antiphase.data.load_data('digits')"
                     raise UserError(f"model {type(module).__name__}: says nothing of its images; give data=, {fix}")
-                if source not in held:
+                if source not in objects:
                     how = {name: values[name] for name in ("image_size", "skip_bad") if name in values}
                     how["split"] = values.get("split", split)
-                    held[source] = load_data(source, **how, limit=1, progress=False)
-                _add_card(spec, module, held[source])
+                    objects[source] = load_data(source, **how, limit=1, progress=False)
+                _add_card(spec, module, objects[source])
                 stack.callback(object.__delattr__, module, "card")
-        held = {name: images for name, images in held.items() if name.startswith(PREFIX)}
-        stack.callback(_HELD.reset, _HELD.set({**_HELD.get({}), **modules, **held}))
+        objects = {name: images for name, images in objects.items() if name.startswith(PREFIX)}
+        stack.callback(_HELD.reset, _HELD.set({**_HELD.get({}), **modules, **objects}))
         yield text
 
 

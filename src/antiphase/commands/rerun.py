@@ -55,7 +55,7 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     if name is None or not isinstance(stored, dict):
         raise UserError(f"{run}: no run.json with options in it; {_FINISHED}")
     others = ("look", "compare", "study")
-    repeatable = [each for each in COMMANDS if each not in others and find_command(each).result]
+    repeatable = [candidate for candidate in COMMANDS if candidate not in others and find_command(candidate).result]
     if name not in repeatable:
         raise UserError(f"{run}: of antiphase {name}; expected a run of {', '.join(repeatable)}")
     whole = Path(os.path.abspath(options.run)) if options.run.name in ("", "..") else options.run
@@ -72,9 +72,9 @@ def answer(options: RerunOptions, typed: str) -> Answer:
         command.told(repeated, imported(command.run)(repeated, typed), began)
     files = compared(options.run, out)
     for one in files:
-        differing = (f"{column} in {at['rows']} rows" for column, at in one["columns"].items())
-        what = "bytes" if one["file"] == _WEIGHTS else "length or schema"
-        verdict = "equal" if one["equal"] else f"differs: {', '.join(differing) or what}"
+        differing = (f"{column} in {difference['rows']} rows" for column, difference in one["columns"].items())
+        aspect = "bytes" if one["file"] == _WEIGHTS else "length or schema"
+        verdict = "equal" if one["equal"] else f"differs: {', '.join(differing) or aspect}"
         say(f"{one['file']}: {verdict}")
     equal = all(one["equal"] for one in files)
     say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")

@@ -172,8 +172,8 @@ class Result(ABC):
         with run_folder(out, self.kind):
             with suppress(UserError):  # there is no earlier run
                 tables = read_json(out / "run.json").get("sha256", ())
-                held = {*tables, "gallery.safetensors", "questions.json"}
-                for name in held - self.files.keys():
+                names = {*tables, "gallery.safetensors", "questions.json"}
+                for name in names - self.files.keys():
                     (out / Path(name).name).unlink(missing_ok=True)
             for name, content in self.files.items():
                 write_bytes(out / name, content)
@@ -217,7 +217,7 @@ class Result(ABC):
     def table(self, name: str | None = None, form: str = "markdown") -> str:
         """Return one of ``table_names``, or all, as ``"latex"`` (for booktabs), ``"markdown"`` or ``"csv"``."""
         if name is None:
-            return "\n\n".join(self.table(each, form) for each in self.table_names)
+            return "\n\n".join(self.table(table_name, form) for table_name in self.table_names)
         if name not in self._on_page:
             raise UserError(f"table {shown(name)}: expected one of {', '.join(self.table_names)}")
         return table_text(self._on_page[name], form)
@@ -248,8 +248,8 @@ class Result(ABC):
 
 def read_result(directory: Path, command: str, *, stored: bool = True) -> Result:
     """Read the files of a run directory; weights are held in memory unless it stays (``stored``)."""
-    held = (path for pattern in _HELD for path in sorted(directory.glob(pattern)) if path.name not in _NOT_HELD)
-    files = {path.name: path.read_bytes() for path in held if not (stored and path.name == WEIGHTS)}
+    paths = (path for pattern in _HELD for path in sorted(directory.glob(pattern)) if path.name not in _NOT_HELD)
+    files = {path.name: path.read_bytes() for path in paths if not (stored and path.name == WEIGHTS)}
     kind = find_command(command).result_type().of_files(files)
     if absent := [name for name in kind.needs if name not in files]:
         raise UserError(f"{directory}: has no {absent[0]}; the run is not finished: repeat its command to resume")
@@ -314,15 +314,15 @@ def without_intervals(frame: pl.DataFrame, model: str, against: str) -> pl.DataF
 
 def paired_models(one: Result, two: Result) -> list[tuple[str, str]]:
     """Return the models of both, paired by name, then in their order; without those that have no partner."""
-    mine, theirs = ([model["name"] for model in result.summary["models"]] for result in (one, two))
-    left, right = [name for name in mine if name not in theirs], [name for name in theirs if name not in mine]
-    partners = {name: name for name in mine if name in theirs}
+    names, others = ([model["name"] for model in result.summary["models"]] for result in (one, two))
+    left, right = [name for name in names if name not in others], [name for name in others if name not in names]
+    partners = {name: name for name in names if name in others}
     if len(left) == len(right):
         partners |= dict(zip(left, right, strict=True))
     if not partners:
-        counts = f"{len(mine)} models and {len(theirs)}"
+        counts = f"{len(names)} models and {len(others)}"
         raise UserError(f"compare: {counts}, none of the same name; expected as many in both results")
-    return [(name, partners[name]) for name in mine if name in partners]
+    return [(name, partners[name]) for name in names if name in partners]
 
 
 def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
@@ -338,15 +338,15 @@ def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[p
         attacks = [rows["attack"].unique(maintain_order=True).to_list() for rows in frames]
         if attacks[0][0] != attacks[1][0]:
             first = pl.col("attack") == pl.col("attack").first()
-            both, shared = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}"), [*{*attacks[0]} & {*attacks[1]}]
-            firsts = [rows.filter(first).with_columns(attack=both) for rows in frames]
+            label, shared = pl.lit(f"{attacks[0][0]} − {attacks[1][0]}"), [*{*attacks[0]} & {*attacks[1]}]
+            firsts = [rows.filter(first).with_columns(attack=label) for rows in frames]
             others = [rows.filter(pl.col("attack").is_in(shared)) for rows in frames]
-            frames = [pl.concat(both) for both in zip(firsts, others, strict=True)]
+            frames = [pl.concat(pair) for pair in zip(firsts, others, strict=True)]
     cell = [name for name in _CELL if all(name in rows.columns for rows in frames)]
     kept = frames
     for rows in frames if cell else ():
         for part in rows.select("model", *cell).unique().partition_by("model", include_key=False):
-            kept = [each.join(part, on=cell, how="semi", nulls_equal=True) for each in kept]
+            kept = [frame.join(part, on=cell, how="semi", nulls_equal=True) for frame in kept]
     if kept[0].is_empty():
 
         def told(column: pl.Series) -> str:
@@ -357,18 +357,18 @@ def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[p
         names = [name for name in ("norm", "eps") if name in cell]
         has = [", ".join(told(rows[name]) for name in names) or "other rows" for rows in frames]
         raise UserError(f"compare: nothing in common: {' and '.join(has)}; expected the same norm and an ε in both")
-    taken = {mine for mine, _ in pairs}
-    renamed = {theirs: f"{theirs} (other)" if theirs in taken else theirs for _, theirs in pairs}
+    taken = {name for name, _ in pairs}
+    renamed = {other: f"{other} (other)" if other in taken else other for _, other in pairs}
     kept[1] = kept[1].with_columns(pl.col("model").replace(renamed))
-    return pl.concat(kept, how="diagonal"), [(mine, renamed[theirs]) for mine, theirs in pairs]
+    return pl.concat(kept, how="diagonal"), [(name, renamed[other]) for name, other in pairs]
 
 
 def _of_same_images(one: Result, two: Result, frames: list[pl.DataFrame]) -> list[pl.DataFrame]:
     """Return the rows on the data that both have: of one fingerprint, or of one name with one label for each id."""
     names, prints = ([result.record[key] for result in (one, two)] for key in ("data", "data_fingerprint"))
     if isinstance(names[0], list):  # an evaluation
-        mine, theirs = (dict(zip(*each, strict=True)) for each in zip(names, prints, strict=True))
-        same = [name for name in mine if mine[name] == theirs.get(name)]
+        digests, other_digests = (dict(zip(*pair, strict=True)) for pair in zip(names, prints, strict=True))
+        same = [name for name in digests if digests[name] == other_digests.get(name)]
         frames, differ = [rows.filter(pl.col("data").is_in(same)) for rows in frames], not same
     else:
         differ = prints[0] != prints[1]

@@ -30,7 +30,7 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
     where a killed run with the same options ended. Of torchrun's processes the first holds the lock for all.
     """
     missing: list[Path] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
             missing += [folder for folder in (out, *out.parents) if not folder.exists()]
             before = [] if missing else os.listdir(out)
@@ -38,12 +38,12 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
             if _OF_A_RUN.isdisjoint(before) and (others := _WRITTEN.intersection(before)):
                 raise UserError(f"out {shown(str(out))}: holds {min(others)}, of no run; give another directory")
             if os.environ.get("RANK", "0") == "0":
-                held.enter_context(locked(out))
+                stack.enter_context(locked(out))
             write_text(out / MARKER, f"{command}\n")
             if options is not None and os.environ.get("RANK", "0") == "0":
                 _start_clock(out, options)
         except OSError as error:
-            held.close()
+            stack.close()
             _remove(missing)
             why = f"cannot be written ({error.strerror}); give another directory"
             raise UserError(f"out {shown(str(out))}: {why}") from None
@@ -59,7 +59,7 @@ def run_folder(out: Path, command: str, options: Any = None) -> Iterator[None]:
                     for name in _BEGINNING:
                         if name not in before:
                             (out / name).unlink(missing_ok=True)
-                    held.close()
+                    stack.close()
                     _remove(missing)
             raise
         finally:

@@ -140,8 +140,8 @@ def coco_objects(root: Path, split: str) -> FilePairs:
                     areas[note["category_id"]] += note["area"]
             size, shown = (entry["height"], entry["width"]), []
             for kind in sorted(areas, key=lambda kind: (-areas[kind], kind))[:2] if len(areas) > 1 else ():
-                own = (note["segmentation"] for note in notes if note["category_id"] == kind)
-                shown.append(ImageObjects(names[kind], tuple(region_of(part, *size) for part in own), *size))
+                segmentations = (note["segmentation"] for note in notes if note["category_id"] == kind)
+                shown.append(ImageObjects(names[kind], tuple(region_of(part, *size) for part in segmentations), *size))
             rows.append((file, tuple(thing.name for thing in shown), None))
             objects += [tuple(shown)] if shown else []
     place, lack = [path.parent.parent], "has fewer than two categories"

@@ -107,17 +107,17 @@ def llava_conversations(name: str, path: str, root: Path, images: str = "", only
     if not images:
         raise UserError(f"{name}: expected llava:JSONFILE?images=DIR, with the folder of the images")
     places = (Path(place).expanduser() for place in (images, path))
-    folder, file = (at if at.exists() or not (root / at).exists() else root / at for at in places)
+    folder, file = (place if place.exists() or not (root / place).exists() else root / place for place in places)
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
     records = read_list(file)
     if only and isinstance(records, list):
-        told = (one for one in records if isinstance(one, dict))
-        records = [one for one in told if str(one.get("image", "")).startswith(only)]
+        entries = (one for one in records if isinstance(one, dict))
+        records = [one for one in entries if str(one.get("image", "")).startswith(only)]
     records = _checked(records, file)
     if not records:
-        of = f" about an image whose path begins with {only!r}" if only else ""
-        raise UserError(f"{name}: no conversation{of} in {file}; expected LLaVA's layout")
+        clause = f" about an image whose path begins with {only!r}" if only else ""
+        raise UserError(f"{name}: no conversation{clause} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
     refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
     if empty := [file for file in files if not (folder / file).stat().st_size]:
@@ -179,8 +179,8 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
     seen = Counter((theme, name) for theme, names in zip(themes, objects, strict=True) for name in names)
     counts = Counter(themes)
 
-    def uniform(*what: int | str) -> float:
-        return (key(seed, "emoji questions", *what) % 2**53) / 2**53
+    def uniform(*parts: int | str) -> float:
+        return (key(seed, "emoji questions", *parts) % 2**53) / 2**53
 
     @cache
     def look(row: int) -> tuple[int | None, Turns]:

@@ -208,18 +208,18 @@ def concepts_of(captions: Sequence[Sequence[str]], groups: Sequence[str]) -> lis
         yield places[names[place]]
         yield from (places.get(concept_name(alias)) for alias in captions[place][1:])
         words, persons = names[place].split(), _PERSON.intersection(captions[place][0].split())
-        for at in range(1, len(words)):
-            start = " ".join(words[:at])
-            yield places.get(start) if words[at] in _RELATION else in_group.get((start, groups[place]))
-            if not _RELATION.intersection(words[:at]) and not persons:
-                yield places.get(" ".join(words[at:]))
+        for cut in range(1, len(words)):
+            start = " ".join(words[:cut])
+            yield places.get(start) if words[cut] in _RELATION else in_group.get((start, groups[place]))
+            if not _RELATION.intersection(words[:cut]) and not persons:
+                yield places.get(" ".join(words[cut:]))
 
     edges = [(place, other) for place in range(len(names)) for other in links(place) if other is not None]
     graph = coo_array(([True] * len(edges), tuple(zip(*edges, strict=True))), shape=(len(names), len(names)))
     _, component = connected_components(graph, directed=False)
     numbered = sorted(zip(component.tolist(), names, strict=True), key=lambda one: (len(one[1]), one[1]))
     shortest = dict(reversed(numbered))
-    return [shortest[own] for own in component.tolist()]
+    return [shortest[number] for number in component.tolist()]
 
 
 def _characters(code: str) -> str:
@@ -261,9 +261,9 @@ def _icon_painter(archive: Path) -> Callable[[str], Image.Image | None]:
     if not names:  # by name, and by an alias that is no other emoji's name
         first = {_hyphened(emoji.captions[0]) for emoji in _emojis()}
         for emoji in _emojis():
-            own, *others = map(_hyphened, emoji.captions)
-            known = [name for name in (own, *others) if name in drawings or name in aliases]
-            if known and (known[0] == own or known[0] not in first):
+            name, *others = map(_hyphened, emoji.captions)
+            known = [caption for caption in (name, *others) if caption in drawings or caption in aliases]
+            if known and (known[0] == name or known[0] not in first):
                 names[emoji.text] = known[0]
 
     def paint(text: str) -> Image.Image | None:

@@ -52,9 +52,9 @@ def offline_at_once() -> Iterator[None]:
 def _local_or_hub(path: Path) -> Path:
     if path.is_dir() or len(path.parts) != 2 or path.is_absolute():
         return path
-    what = f"wds:{path}: not a local folder, and not available from the hub"
+    fault = f"wds:{path}: not a local folder, and not available from the hub"
     fix = f"'hf download --repo-type dataset {path.as_posix()} --local-dir {path.name}'"
-    with refusing(what, f": download it with network access: {fix}", *OFFLINE), offline_at_once():
+    with refusing(fault, f": download it with network access: {fix}", *OFFLINE), offline_at_once():
         return Path(snapshot_download(path.as_posix(), repo_type="dataset"))
 
 
@@ -132,8 +132,8 @@ def parquet_images(path: str, split: str) -> FileImages:
     """List the images of the Parquet files in a path or glob, in the hub's layout, described in docs/data.md."""
     name, place = f"parquet:{path}", Path(path).expanduser()
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
-    found = [place] if place.is_file() else below
-    paths = sorted(Path(os.path.abspath(path)) for path in found if path.is_file())  # links keep their names
+    candidates = [place] if place.is_file() else below
+    paths = sorted(Path(os.path.abspath(path)) for path in candidates if path.is_file())  # links keep their names
     if not paths:
         expected = "a Parquet file, a folder with Parquet files or a pattern such as data/test-*.parquet"
         raise UserError(f"{name}: no such file; give {expected}")
@@ -213,5 +213,5 @@ def _split_and_rest(path: Path) -> tuple[str | None, str]:
     words = [*filter(None, re.split(r"[-_. /]+", path.parent.as_posix().lower())), *words]
     splits = [split_named(word.rstrip("0123456789")) for word in words]
     place = max((place for place, split in enumerate(splits) if split), default=-1)
-    rest = (word for at, word in enumerate(words) if at != place)  # dev/train is no part of test/train
+    rest = (word for index, word in enumerate(words) if index != place)  # dev/train is no part of test/train
     return (splits[place] if place >= 0 else None), " ".join(rest)

@@ -163,8 +163,8 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     place, sun = root / folder, name == "sun397"
     title, fix = f"{name} ({split})", f"unpack {archives} as {place}"
     # by default, FGVC-Aircraft has its variants as classes, and DTD is partition 1; SUN397 has no splits
-    theirs = "trainval" if (name, split) == ("pets", "train") else split
-    data = downloaded(title, dataset, root, fix, **({} if sun else {"split": theirs}))
+    published_split = "trainval" if (name, split) == ("pets", "train") else split
+    data = downloaded(title, dataset, root, fix, **({} if sun else {"split": published_split}))
     files, labels = data._images if name == "pets" else data._image_files, data._labels
     if sun:
         files, labels = _sun397(place, split, data.classes)

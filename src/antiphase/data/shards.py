@@ -161,12 +161,12 @@ class ShardStream:
 
 def shuffled(samples: Iterator[RawSample], buffer: int, random: torch.Generator) -> Iterator[RawSample]:
     """Shuffle the samples with a buffer of the given size."""
-    held = list(itertools.islice(samples, buffer))
+    pool = list(itertools.islice(samples, buffer))
     for sample in samples:
         place = int(torch.randint(buffer, (1,), generator=random))
-        yield held[place]
-        held[place] = sample
-    yield from (held[place] for place in torch.randperm(len(held), generator=random).tolist())
+        yield pool[place]
+        pool[place] = sample
+    yield from (pool[place] for place in torch.randperm(len(pool), generator=random).tolist())
 
 
 def open_shards(
@@ -272,8 +272,8 @@ def _existing(places: Sequence[str], base: Path) -> tuple[list[tuple[str, bool]]
         elif scheme and not Path(place).exists():
             raise UserError(f"shard {place!r}: {scheme}: URLs are not supported: use 'pipe:COMMAND'")
         else:
-            found = glob.glob(str(path / "*.tar" if path.is_dir() else path))
-            files = [str(path)] if path.is_file() else [*filter(os.path.isfile, sorted(found))]
+            matches = glob.glob(str(path / "*.tar" if path.is_dir() else path))
+            files = [str(path)] if path.is_file() else [*filter(os.path.isfile, sorted(matches))]
             existing += ((file, True) for file in files)
             missing += [] if files else [str(path)]
     return existing, missing

@@ -100,7 +100,7 @@ def _warn_of_other_counts(name: str, split: str, images: int, classes: int = 0) 
         warnings.warn(f"{name} ({split}): {counts} {advice}", stacklevel=4)  # the caller of load_data
 
 
-def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
+def find_named(name: str, sources: Mapping[str, T], noun: str) -> T:
     """Return the source of a name: a key of ``sources`` with a path in place of what follows its colon."""
     kind, _, path = name.partition(":")
     for key, source in sources.items():
@@ -109,8 +109,8 @@ def find_named(name: str, sources: Mapping[str, T], what: str) -> T:
     kinds = {".npz": "npz", ".parquet": "parquet", ".csv": "csv", "": "folder"}
     kind = kinds.get(Path(name).suffix, "") if os.path.exists(name) else ""
     if any(key.startswith(f"{kind}:") for key in sources):
-        raise UserError(f"unknown {what} {shown(name)}: did you mean {kind}:{name}?")
-    raise UserError(f"unknown {what} {shown(name)}: expected one of {', '.join(sources)}")
+        raise UserError(f"unknown {noun} {shown(name)}: did you mean {kind}:{name}?")
+    raise UserError(f"unknown {noun} {shown(name)}: expected one of {', '.join(sources)}")
 
 
 def source_of(name: str) -> Source:

@@ -51,12 +51,12 @@ def draw_episodes(
     Language-Guided Sampling*, CVPR 2023, whose code draws the same episodes in every run.
     """
     train_labels, test_labels = train_labels.cpu(), test_labels.cpu()
-    classes, shown = train_labels.unique(return_counts=True)
+    classes, train_counts = train_labels.unique(return_counts=True)
     if len(classes) < ways:
         raise UserError(f"{len(classes)} classes: expected at least {ways}; use fewer ways")
     known = test_labels[torch.isin(test_labels, classes)]
-    asked = torch.searchsorted(classes, known).bincount(minlength=len(classes))
-    for split, counts, least in (("training", shown, shots), ("test", asked, 1)):
+    test_counts = torch.searchsorted(classes, known).bincount(minlength=len(classes))
+    for split, counts, least in (("training", train_counts, shots), ("test", test_counts, 1)):
         if (scarce := counts < least).any():
             label, count = classes[scarce][0], counts[scarce][0]
             raise UserError(f"class {label}: {count} {split} images, expected {least} or more; leave it out")
@@ -69,8 +69,8 @@ def draw_episodes(
     labels = classes[chosen]
     return Episodes(
         labels,
-        _images_of(train_labels, labels, _picks(two.unflatten(1, (ways, shots)), shown[chosen])),
-        _images_of(test_labels, labels, _picks(three.unflatten(1, (ways, queries)), asked[chosen])),
+        _images_of(train_labels, labels, _picks(two.unflatten(1, (ways, shots)), train_counts[chosen])),
+        _images_of(test_labels, labels, _picks(three.unflatten(1, (ways, queries)), test_counts[chosen])),
     )
 
 
@@ -94,11 +94,11 @@ def few_shot_accuracies(
             raise UserError(f"{name} image {last}: expected 0 to {len(features) - 1}; draw other episodes")
     _, ways, shots = episodes.support.shape
     support, queries = (rows.flatten(1).to(train.device) for rows in (episodes.support, episodes.queries))
-    asked, right = queries >= 0, torch.empty(queries.shape, dtype=torch.bool, device=train.device)
+    present, right = queries >= 0, torch.empty(queries.shape, dtype=torch.bool, device=train.device)
     truth = torch.arange(ways, device=train.device).repeat_interleave(episodes.queries.shape[2])
 
-    held = _CPU_BYTES if train.device.type == "cpu" else _OTHER_BYTES
-    at_once = max(1, held // ((support.shape[1] + queries.shape[1]) * train.shape[1] * train.element_size()))
+    budget = _CPU_BYTES if train.device.type == "cpu" else _OTHER_BYTES
+    at_once = max(1, budget // ((support.shape[1] + queries.shape[1]) * train.shape[1] * train.element_size()))
     for part in torch.arange(len(support)).split(at_once):
         s, q = F.embedding(support[part], train), F.embedding(queries[part].clamp_min(0), test)
         mean = s.mean(1, keepdim=True)
@@ -108,7 +108,7 @@ def few_shot_accuracies(
         prototypes = s.unflatten(1, (ways, shots)).mean(2)
         distances = torch.baddbmm(prototypes.square().sum(2)[:, None], q, prototypes.mT, alpha=-2)
         right[part] = distances.argmin(2) == truth
-    return (right & asked).sum(1).cpu().double() / asked.sum(1).cpu()
+    return (right & present).sum(1).cpu().double() / present.sum(1).cpu()
 
 
 def _picks(draws: Tensor, sizes: Tensor) -> Int64[Tensor, "*rows picks"]:

@@ -77,11 +77,11 @@ def accuracies(setting: str, rows: pl.DataFrame, tops: Sequence[int] = (1,), gro
     """
     shares = rows.group_by("group").agg(pl.len() / len(rows))["len"].sort(descending=True)
     chance = 1 / len(groups or shares)
-    found = []
+    metrics = []
     for k in tops:
         hits, most = observed(rows, pl.col("rank") < k), float(shares[:k].sum())
-        found.append(Metric(setting, f"top-{k}", hits, chance=min(1.0, k * chance), constant=most))
-    return [*found, replace(found[0], name="per class", by_group=True, constant=1 / len(shares))]
+        metrics.append(Metric(setting, f"top-{k}", hits, chance=min(1.0, k * chance), constant=most))
+    return [*metrics, replace(metrics[0], name="per class", by_group=True, constant=1 / len(shares))]
 
 
 def accuracy_stands_for(data: str, metric: str) -> bool:

@@ -101,21 +101,21 @@ def accuracy(predictions: Labels, labels: Labels, *, mean_per_class: bool = Fals
     right = predictions.cpu() == labels
     if not mean_per_class:
         return int(right.sum()) / len(right)
-    _, of, counts = labels.unique(return_inverse=True, return_counts=True)
-    return float((of.bincount(right.double()) / counts).mean())
+    _, class_of, counts = labels.unique(return_inverse=True, return_counts=True)
+    return float((class_of.bincount(right.double()) / counts).mean())
 
 
 def hold_out(labels: Labels, seed: int) -> Bool[Tensor, " n"]:
     """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c."""
-    _, of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-    order = torch.randperm(len(of), generator=generator(seed, "hold out"))
-    order = order[of[order].argsort(stable=True)]  # class by class, each in the order of the permutation
-    place = torch.arange(len(of)) - (counts.cumsum(0) - counts)[of[order]]
-    held = torch.zeros(len(of), dtype=torch.bool)
-    held[order] = place < (_HELD_OUT * counts.double()).long()[of[order]]
-    if not held.any():
+    _, class_of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+    order = torch.randperm(len(class_of), generator=generator(seed, "hold out"))
+    order = order[class_of[order].argsort(stable=True)]  # class by class, each in the order of the permutation
+    place = torch.arange(len(class_of)) - (counts.cumsum(0) - counts)[class_of[order]]
+    mask = torch.zeros(len(class_of), dtype=torch.bool)
+    mask[order] = place < (_HELD_OUT * counts.double()).long()[class_of[order]]
+    if not mask.any():
         raise UserError(f"at most {int(counts.max())} samples a class: expected 5, or a validation split")
-    return held.to(labels.device)
+    return mask.to(labels.device)
 
 
 def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, float]]:
@@ -165,11 +165,11 @@ def train_probe(
     :data:`MOST_FITS` fits. The others are as for :func:`fit_probe`.
     """
     if validation is None:
-        held, both = hold_out(train_labels, seed), (train, train_labels)
-        validation = train[held], train_labels[held]
-        train, train_labels = train[~held], train_labels[~held]
+        mask, samples = hold_out(train_labels, seed), (train, train_labels)
+        validation = train[mask], train_labels[mask]
+        train, train_labels = train[~mask], train_labels[~mask]
     else:
-        both = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
+        samples = torch.cat([train, validation[0]]), torch.cat([train_labels, validation[1]])
     _check_labels(validation[1], num_classes)
 
     def fit(features: Tensor, labels: Tensor, cost: float) -> Probe:
@@ -182,7 +182,7 @@ def train_probe(
         answers = fit(train, train_labels, cost).scores(validation[0]).argmax(1)
         return accuracy(answers, validation[1], mean_per_class=mean_per_class)
 
-    return fit(*both, search(accuracy_at)[0])
+    return fit(*samples, search(accuracy_at)[0])
 
 
 def _check_labels(labels: Tensor, num_classes: int) -> None:

@@ -119,8 +119,8 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     if not count:
         return []
     hits = pairs.group_by("text", "image").len().group_by("text").max()["len"].sum()  # one image is first
-    found = ~shared.group_by("image").agg(pl.col("shared").all())["shared"]
-    most = f"image R@1 is at most {hits / len(pairs):.1%} and text R@1 at most {found.mean():.1%}"
+    distinct = ~shared.group_by("image").agg(pl.col("shared").all())["shared"]
+    most = f"image R@1 is at most {hits / len(pairs):.1%} and text R@1 at most {distinct.mean():.1%}"
     fix = "leave out duplicates, or compare models on the same data only"
     return [f"{source.name}: {count:,} of {len(pairs):,} captions belong to several images: {most}; {fix}"]
 

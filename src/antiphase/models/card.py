@@ -220,12 +220,12 @@ def twin_doubts(one: ModelCard, other: ModelCard) -> list[str]:
     pairs.append(("preprocessing", one.preprocessing, other.preprocessing))
     recipes = [card.recipe or {} for card in (one, other)]
     if all("epochs" in recipe for recipe in recipes):
-        unequal = [one for one in _RECIPE.split() if len({str(recipe.get(one)) for recipe in recipes}) > 1]
+        unequal = [name for name in _RECIPE.split() if len({str(recipe.get(name)) for recipe in recipes}) > 1]
         words = (", ".join(f"{name} {_in_words(recipe.get(name))}" for name in unequal) for recipe in recipes)
         pairs.append(("recipes", *words))
     told = f"{one.spec} and its twin {other.spec} differ in more than their attention"
-    unequal = [(what, *both) for what, *both in pairs if all(both) and both[0] != both[1]]
-    return [f"{told}: {what} {mine} and {theirs}" for what, mine, theirs in unequal]
+    unequal = [(fact, *values) for fact, *values in pairs if all(values) and values[0] != values[1]]
+    return [f"{told}: {fact} {first} and {second}" for fact, first, second in unequal]
 
 
 def _in_words(value: Any) -> str:

@@ -53,12 +53,12 @@ def save(model: nn.Module, recipe: dict[str, Any], folder: Path, dtype: torch.dt
 def unshared(tensors: State) -> State:
     """Return contiguous tensors of which no two share memory, as safetensors requires; tied weights do."""
     places: set[int] = set()
-    own: State = {}
+    state: State = {}
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone() if place in places else tensor.contiguous()
+        state[name] = tensor.clone() if place in places else tensor.contiguous()
         places.add(place)
-    return own
+    return state
 
 
 def save_tensors(tensors: State, directory: Path) -> None:
@@ -147,19 +147,19 @@ def check_finite(tensors: Mapping[str, Tensor], source: str, fix: str = "copy th
 
 def load_into(model: nn.Module, tensors: State, source: str) -> None:
     """Load tensors by name; names, shapes and types must match, and all weights must be finite."""
-    own = model.state_dict()
-    kept = {name: value for name, value in own.items() if name.endswith(_COUNTER) or not isinstance(value, Tensor)}
+    state = model.state_dict()
+    kept = {name: value for name, value in state.items() if name.endswith(_COUNTER) or not isinstance(value, Tensor)}
     tensors = kept | tensors
-    fixed, given = ({name: x for name, x in some.items() if name not in kept} for some in (own, tensors))
+    fixed, given = ({name: x for name, x in weights.items() if name not in kept} for weights in (state, tensors))
     check_fit(fixed, given, source)
     model.load_state_dict(tensors)
 
 
-def check_fit(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+def check_fit(target: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse tensors of other names, shapes and types than a model's own, or that are not finite."""
     misfit = "; the architecture does not match"
-    for name in sorted(own.keys() | tensors.keys()):
-        want, have = own.get(name), tensors.get(name)
+    for name in sorted(target.keys() | tensors.keys()):
+        want, have = target.get(name), tensors.get(name)
         wrong = ""
         if want is None or have is None:
             wrong = f"parameter {name!r} is {'missing' if have is None else 'not in the model'}{misfit}"
@@ -182,23 +182,23 @@ def as_config(kind: type[Config], values: Any, source: str = "", place: tuple[st
         raise invalid(error, source, place) from None
 
 
-def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = True) -> State:
+def read_state(name: str | Path, target: Mapping[str, Tensor], *, sized: bool = True) -> State:
     """Return a model's weights from a file, under the model's names; tensors that the model lacks keep theirs.
 
-    ``name`` is FILE or ``FILE#SET``; docs/commands.md says what a file may hold. No code of it is run. ``own`` are the
-    model's tensors by name, whose shapes count if ``sized``.
+    ``name`` is FILE or ``FILE#SET``; docs/commands.md says what a file may hold. No code of it is run. ``target`` are
+    the model's tensors by name, whose shapes count if ``sized``.
     """
     path, which = file_and_set(name)
-    held = _tensors(path)
-    if not held:
+    content = _tensors(path)
+    if not content:
         raise UserError(f"{path}: no weights found; expected a dictionary of tensors, as of state_dict()")
-    names = {_WRAPPER.sub("", key): key for key in own}
-    needed = {short for short, key in names.items() if not short.endswith(_COUNTER) and isinstance(own[key], Tensor)}
+    names = {_WRAPPER.sub("", key): key for key in target}
+    needed = {short for short, key in names.items() if not short.endswith(_COUNTER) and isinstance(target[key], Tensor)}
     tied: dict[Any, list[str]] = {}  # names of the same numbers, which a file may have once
     for short in sorted(needed):
-        tied.setdefault((own[names[short]].data_ptr() or short, own[names[short]].shape), []).append(short)
+        tied.setdefault((target[names[short]].data_ptr() or short, target[names[short]].shape), []).append(short)
     sets: dict[str, State] = {}  # by what precedes the model's names
-    for key, tensor in held.items():
+    for key, tensor in content.items():
         for start in re.finditer(r"^|[.\0]", key):
             if (short := key[start.end() :]) in needed:
                 sets.setdefault(key[: start.end()], {})[short] = tensor
@@ -207,7 +207,7 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
             tensors.update(dict.fromkeys(same, stored) | tensors)
     fits = [prefix for prefix, tensors in sets.items() if len(tensors) == len(needed)]
     if sized and len(fits) > 1:
-        shapes = {key: own[names[key]].shape for key in needed}
+        shapes = {key: target[names[key]].shape for key in needed}
         same = [one for one in fits if {key: x.shape for key, x in sets[one].items()} == shapes] or fits
         part, whole = (min(some, key=lambda one: len(re.findall(r"[.\0]", one))) for some in (same, fits))
         if part.startswith(whole) and part != whole and not which:
@@ -224,14 +224,14 @@ def read_state(name: str | Path, own: Mapping[str, Tensor], *, sized: bool = Tru
     # if nothing fits, loading says what does not match
     best = max(sets, key=lambda one: len(sets[one]), default="")
     prefix = labels[_choice(list(labels), path)] if labels else best
-    found = {key[len(prefix) :]: tensor for key, tensor in held.items() if _is_in(key, prefix)} | sets.get(prefix, {})
-    found = {names.get(key, key): tensor for key, tensor in found.items()}
-    aside = [key for key in found if labels and key not in own and _ASIDE.fullmatch(key)]
-    ignored = [_dotted(key) for key in held if fits and not any(_is_in(key, one) for one in fits)] + aside
+    state = {key[len(prefix) :]: x for key, x in content.items() if _is_in(key, prefix)} | sets.get(prefix, {})
+    state = {names.get(key, key): tensor for key, tensor in state.items()}
+    aside = [key for key in state if labels and key not in target and _ASIDE.fullmatch(key)]
+    ignored = [_dotted(key) for key in content if fits and not any(_is_in(key, one) for one in fits)] + aside
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
         warnings.warn(f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2)
-    return {key: tensor for key, tensor in found.items() if key not in aside}
+    return {key: tensor for key, tensor in state.items() if key not in aside}
 
 
 def _is_in(key: str, prefix: str) -> bool:
@@ -266,9 +266,9 @@ def _tensors(path: Path) -> State:
     """Return the tensors of a file by name: the keys of the dictionaries around each, separated by null characters."""
     if len(files := files_of(path)) > 1:
         parts = [_tensors(file) for file in files[1:]]
-        if len(held := {key: tensor for part in parts for key, tensor in part.items()}) < sum(map(len, parts)):
+        if len(merged := {key: tensor for part in parts for key, tensor in part.items()}) < sum(map(len, parts)):
             raise UserError(f"{path}: two of its files have a tensor of the same name; download all of them again")
-        return held
+        return merged
     _refuse_mistaken(path)
     with path.open("rb") as file:
         head = file.read(9)
@@ -284,14 +284,14 @@ def _tensors(path: Path) -> State:
         raise UserError(f"{path}: cannot be read safely{has}; {fix}") from None
     tensors, left, seen = State(), [("", content)], set[int]()
     while left:
-        place, held = left.pop()
-        if isinstance(held, list | tuple):  # of a moving average, say
-            held = {str(number): one for number, one in enumerate(held) if isinstance(one, Tensor)}
-        elif not isinstance(held, dict) or id(held) in seen:  # a pickle may refer to itself
+        place, entry = left.pop()
+        if isinstance(entry, list | tuple):  # of a moving average, say
+            entry = {str(number): one for number, one in enumerate(entry) if isinstance(one, Tensor)}
+        elif not isinstance(entry, dict) or id(entry) in seen:  # a pickle may refer to itself
             continue
         else:
-            seen.add(id(held))
-        named = {key: value for key, value in held.items() if isinstance(key, str)}
+            seen.add(id(entry))
+        named = {key: value for key, value in entry.items() if isinstance(key, str)}
         tensors |= _unwrapped({f"{place}{k}": x for k, x in named.items() if isinstance(x, Tensor)}, path)
         left += [(f"{place}{key}\0", value) for key, value in reversed(named.items())]
     return tensors
@@ -299,14 +299,14 @@ def _tensors(path: Path) -> State:
 
 def _unwrapped(tensors: State, path: Path) -> State:
     """Return tensors by their names without what compile and FSDP add; refuse two that then share one and differ."""
-    found: State = {}
+    state: State = {}
     for key, tensor in tensors.items():
         short = _WRAPPER.sub("", key)
-        other = found.setdefault(short, tensor)
+        other = state.setdefault(short, tensor)
         if other is not tensor and not torch.equal(other, tensor):
             fix = "save the state_dict() of one model alone"
             raise UserError(f"{path}: two tensors are called {shown(_dotted(short))} without wrappers; {fix}")
-    return found
+    return state
 
 
 def files_of(path: Path) -> list[Path]:

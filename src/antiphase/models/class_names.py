@@ -101,20 +101,20 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet, fix: str) 
 
 
 def _namings(class_names: tuple[str, ...]) -> list[list[tuple[str, int]]]:
-    own = [(name, output) for output, name in enumerate(class_names) if name]
+    names = [(name, output) for output, name in enumerate(class_names) if name]
     prompted = prompt_names()
     if all(map(WNID.fullmatch, class_names)):
         wnids = class_names
     elif len(class_names) == CLASSES and class_names == tuple(prompted.values()):
         wnids = tuple(prompted)
     else:
-        return [own]
+        return [names]
     from timm.data.imagenet_info import ImageNetInfo
 
     describe, numbered = ImageNetInfo().label_name_to_description, [(wnid, o) for o, wnid in enumerate(wnids)]
     prompts = [(prompted[wnid], output) for wnid, output in numbered if wnid in prompted]
     synonyms = [(one.strip(), output) for wnid, output in numbered for one in describe(wnid).split(",")]
-    return [numbered, own, prompts, synonyms]
+    return [numbered, names, prompts, synonyms]
 
 
 def _unique(naming: Iterable[tuple[str, int]]) -> dict[str, int]:

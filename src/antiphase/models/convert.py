@@ -104,8 +104,8 @@ def _settings(to: str, ratio: int | None) -> dict[str, Any]:
 
 
 def _as_differential(tower: Any, state: State) -> State:
-    own = {name: weight for name, weight in tower.state_dict().items() if ".lam." in name}
-    state = own | state
+    lambdas = {name: weight for name, weight in tower.state_dict().items() if ".lam." in name}
+    state = lambdas | state
     for index, block in enumerate(tower.blocks):
         attention, place = block.attn, f"blocks.{index}.attn."
         if not isinstance(attention, DifferentialAttention):
@@ -119,10 +119,10 @@ def _as_differential(tower: Any, state: State) -> State:
         rows = torch.cat([q, k, v]).flatten()
         state |= {name: state[name][rows] for name in (f"{place}qkv.weight", f"{place}qkv.bias")}
         if isinstance(attention.lam, GateLambda):  # λ = ½
-            state[f"{place}lam.gate.weight"] = torch.zeros_like(own[f"{place}lam.gate.weight"])
+            state[f"{place}lam.gate.weight"] = torch.zeros_like(lambdas[f"{place}lam.gate.weight"])
             state[f"{place}proj.weight"] = 2 * state[f"{place}proj.weight"]
         elif isinstance(attention.lam, VectorLambda):  # λ = 0; vectors of zeros would have no gradient
-            state |= {f"{place}lam.{name}2": own[f"{place}lam.{name}1"].clone() for name in "qk"}
+            state |= {f"{place}lam.{name}2": lambdas[f"{place}lam.{name}1"].clone() for name in "qk"}
     return state
 
 
@@ -191,8 +191,8 @@ def _open_clip(model: OpenClip, spec: str) -> list[_Source]:
         _refuse(spec, f"it is a {words}; expected open_clip's CLIP with its own VisionTransformer")
     if (pools := (net.visual.pool_type, net.text_pool_type)) != ("tok", "argmax"):
         _refuse(spec, f"its towers pool by {' and '.join(pools)}; expected tok and argmax")
-    ours = partial(re.sub, "|".join(map(re.escape, _RENAMED)), lambda found: _RENAMED[found[0]])
-    state = {ours(name): x for name, x in net.state_dict().items()}
+    renamed = partial(re.sub, "|".join(map(re.escape, _RENAMED)), lambda match: _RENAMED[match[0]])
+    state = {renamed(name): x for name, x in net.state_dict().items()}
     if "text_projection.weight" in state:
         state["text_projection"] = state.pop("text_projection.weight").T
     if "text_projection" not in state:
@@ -242,8 +242,8 @@ def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
     if isinstance(new, CLIP):
         calls = [lambda one: one.encode_image(images), lambda one: one.encode_text(["a mug", "two"])]
     for call in calls:
-        expected, found = map(call, models)
-        gap = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        expected, outputs = map(call, models)
+        gap = float((outputs - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not gap <= _GAP:
             _refuse(spec, f"its outputs would differ by {gap:.2g} of the largest; a part does something else")
 

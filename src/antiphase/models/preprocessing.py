@@ -89,8 +89,8 @@ def of_timm(settings: dict[str, Any], spec: str) -> Preprocessing:
     colours: Any = {name: _numbers(settings[name], channels) for name in ("mean", "std")}
     make: Any = transforms_factory.create_transform
     resize = math.floor(size / settings["crop_pct"])
-    ours = Preprocessing(_square(spec, size, settings["interpolation"], resize, crop_mode == "squash"), **colours)
-    return checked(spec, ours, lambda picture: make(**settings | colours, is_training=False)(picture))
+    used = Preprocessing(_square(spec, size, settings["interpolation"], resize, crop_mode == "squash"), **colours)
+    return checked(spec, used, lambda picture: make(**settings | colours, is_training=False)(picture))
 
 
 def of_torchvision(preset: Any, spec: str, size: int | None = None) -> Preprocessing:
@@ -111,9 +111,9 @@ def of_open_clip(settings: dict[str, Any], spec: str) -> Preprocessing:
         _refuse(spec, f"resize mode {mode!r} is not supported")
     size = one_side(size, spec) if isinstance(size, list | tuple) else int(size)
     kind = "bilinear" if settings["interpolation"] == "bilinear" else "bicubic"  # "random" is for training
-    theirs: Any = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+    transform: Any = image_transform_v2(PreprocessCfg(**settings), is_train=False)
     colours: Any = {name: tuple(settings[name]) for name in ("mean", "std")}
-    return checked(spec, Preprocessing(_square(spec, size, kind, size, mode == "squash"), **colours), theirs)
+    return checked(spec, Preprocessing(_square(spec, size, kind, size, mode == "squash"), **colours), transform)
 
 
 def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
@@ -133,8 +133,8 @@ def of_processor(processor: Any, channels: int, spec: str) -> Preprocessing:
     levels = _TENSORS if bases & {"TorchvisionBackend", "BaseImageProcessorFast"} else _EXACT
     process = partial(processor, return_tensors="pt")
     bgr = bool(name.startswith("PPLCNet") or getattr(processor, "do_flip_channel_order", False))
-    ours = Preprocessing(square, mean, std, bgr)
-    return checked(spec, ours, lambda picture: process(picture)["pixel_values"][0], levels)
+    used = Preprocessing(square, mean, std, bgr)
+    return checked(spec, used, lambda picture: process(picture)["pixel_values"][0], levels)
 
 
 def one_side(sides: Sequence[Any], spec: str) -> int:
@@ -198,18 +198,18 @@ def _numbers(values: Any, channels: int) -> Numbers:
 
 
 def checked(
-    spec: str, ours: Preprocessing, theirs: Callable[[Image.Image], Tensor], levels: float = _EXACT
+    spec: str, used: Preprocessing, transform: Callable[[Image.Image], Tensor], levels: float = _EXACT
 ) -> Preprocessing:
     """Return what was read if no pixel differs from the library's own transform by more of 255 grey levels."""
     try:
-        normalize = ours.normalize()
-        units = normalize.std.flip(0) if ours.bgr else normalize.std
-        size, channels, rng = ours.square.size, len(ours.mean), np.random.default_rng(0)
+        normalize = used.normalize()
+        units = normalize.std.flip(0) if used.bgr else normalize.std
+        size, channels, rng = used.square.size, len(used.mean), np.random.default_rng(0)
         shapes = (size * 5 // 4 + 3, size * 3 // 2 + 1), (size // 2 + 2, size // 3 + 1), (size, size)
         for shape in shapes if channels in (1, 3) else ():
             noise = Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
             picture = noise.convert("RGB" if channels == 3 else "L")
-            expected, pixels = theirs(picture), normalize(ours.square.apply(picture).float() / 255)
+            expected, pixels = transform(picture), normalize(used.square.apply(picture).float() / 255)
             if expected.shape != pixels.shape:
                 _refuse(spec, f"gives {tuple(expected.shape)} for a picture, not {tuple(pixels.shape)}")
             gap = float(((pixels - expected).abs() * units).max() * 255)
@@ -219,7 +219,7 @@ def checked(
         raise
     except Exception as error:
         _refuse(spec, f"fails on a picture ({type(error).__name__}: {first_line(error)})")
-    return ours
+    return used
 
 
 def _refuse(spec: str, reason: str) -> NoReturn:

@@ -221,8 +221,8 @@ def draw_own(model: nn.Module, seed: int, draw: Callable[[str, Tensor, torch.Gen
     for path, module in model.named_modules():
         if hasattr(type(module), "draw_parameters"):
             prefix = f"{path}." if path else ""
-            own: Any = module
-            own.draw_parameters(lambda name, prefix=prefix: generator(seed, "initialise", prefix + name))
+            layer: Any = module
+            layer.draw_parameters(lambda name, prefix=prefix: generator(seed, "initialise", prefix + name))
             drawn |= {prefix + name for name, _ in module.named_parameters()}
     for name, parameter in model.named_parameters():
         if name in drawn:

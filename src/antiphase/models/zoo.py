@@ -166,24 +166,24 @@ def _specimens() -> Path:
 
 
 @scheme("specimen:NAME", "a trained model in the package: vit-0 … -7, diffvit-0 … -7, vit-robust-0, diffvit-robust-0")
-def _specimen(wanted: Wanted) -> nn.Module:
-    name = wanted.name
+def _specimen(request: Wanted) -> nn.Module:
+    name = request.name
     if name not in specimen_names():
         raise UserError(f"specimen {shown(name)}: expected one of {', '.join(specimen_names())}")
-    return load_run(_specimens() / name, wanted.spec, name)
+    return load_run(_specimens() / name, request.spec, name)
 
 
 @scheme("hub:USER/NAME", "a model on the Hugging Face hub, uploaded by antiphase.models.push")
-def _hub(wanted: Wanted) -> nn.Module:
-    name = wanted.name
+def _hub(request: Wanted) -> nn.Module:
+    name = request.name
     fix = "check the name, or download it on a machine with network access and give the folder"
     with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
         recipe = hf_hub_download(name, checkpoints.RECIPE_FILE)
         hf_hub_download(name, checkpoints.WEIGHTS_FILE)
     folder = Path(recipe).parent
     if code_of(str(folder)):
-        raise UserError(f"{wanted.spec}: is built by code of a user; download it and give the folder")
-    return load_run(folder, wanted.spec, name.rpartition("/")[2])
+        raise UserError(f"{request.spec}: is built by code of a user; download it and give the folder")
+    return load_run(folder, request.spec, name.rpartition("/")[2])
 
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:

@@ -37,10 +37,10 @@ class Family:
 def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
     """Give each family of ``antiphase.evaluation.rates.by_seed`` a colour."""
     attention = {model["name"]: model["attention"] for model in models}
-    first, further, found = dict(_FIRST), itertools.cycle(_FURTHER), []
+    first, further, groups = dict(_FIRST), itertools.cycle(_FURTHER), []
     for name, members in by_seed(models).items():
-        found.append(Family(name, first.pop(attention[members[0]], None) or next(further), tuple(members)))
-    return found
+        groups.append(Family(name, first.pop(attention[members[0]], None) or next(further), tuple(members)))
+    return groups
 
 
 def seed_counts(groups: Sequence[Family]) -> str:
@@ -161,7 +161,7 @@ def chance(models: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def answer_figure(
-    what: str,
+    quantity: str,
     rows: Sequence[tuple[str, Sequence[Estimate], int, bool]],
     accuracy: str,
     sides: Sequence[tuple[str, str, Sequence[Estimate]]],
@@ -175,13 +175,13 @@ def answer_figure(
     signed = len(sides) > 1
     colors = (UNDECIDED, sides[0][1], sides[-1][1])
     within = as_difference if signed else as_share
-    lines = [mean_line(label, found, within, colors[sign], marked) for label, found, sign, marked in rows]
+    lines = [mean_line(label, estimates, within, colors[sign], marked) for label, estimates, sign, marked in rows]
     names = " minus ".join(shortened(name, 18) for name, *_ in sides)
-    forest = Forest(f"{what}, %", lines, limits=(0, 1))
+    forest = Forest(f"{quantity}, %", lines, limits=(0, 1))
     if signed:
-        forest = Forest(f"{what}, {names}, points", lines, 0.0, signed=True)
+        forest = Forest(f"{quantity}, {names}, points", lines, 0.0, signed=True)
     forests = [forest] if lines else []
-    below = [mean_line(name, found, as_share, color) for name, color, found in sides if found]
+    below = [mean_line(name, estimates, as_share, color) for name, color, estimates in sides if estimates]
     return forest_figure([*forests, Forest(f"{accuracy}, %", below, level, "chance", limits=(0, 1))])
 
 

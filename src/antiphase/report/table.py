@@ -66,7 +66,7 @@ class OnConsole:
         needed = sum(widths[place] + 2 for place in numbers)
         widest = max((widths[place] + 2 for place in numbers), default=0)
         room = max(full - needed, min(_WORDS, full - widest))
-        least = {at: max(cell_len(part) for line in self._lines(at) for part in _BREAKS.split(line)) for at in words}
+        least = {col: max(cell_len(part) for line in self._lines(col) for part in _BREAKS.split(line)) for col in words}
         while sum(widths[place] + 2 for place in words) > room:
             wide = [place for place in words if widths[place] > least[place]]
             if not wide:

@@ -112,7 +112,7 @@ def lambda_of_tokens(call: Call, detection: Detection) -> Callable[[Tensor], Ten
         size = squares.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].detach()  # pyright: ignore
         ridge = (1e-13 * size + 1e-300) * torch.eye(len(positive), dtype=torch.float64, device=x.device)
         weights = -torch.linalg.solve(squares + ridge, products)
-        heads = [weights[..., at, subtrahends.index(other)] for at, other in enumerate(negative)]
+        heads = [weights[..., head, subtrahends.index(other)] for head, other in enumerate(negative)]
         return torch.stack(heads, 1).to(x.dtype)
 
     return lambda_of
@@ -491,8 +491,7 @@ def _scores_are_of_pairs(run: Replay, x: Tensor, step: Tensor) -> Tensor:
 
 def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: Maps, step: Tensor) -> bool:
     """Fix maps in which one other token alone attends to token k, and change token k, then that row of the maps."""
-    token = x.shape[1] // 2
-    reader = (token + 1) % x.shape[1]
+    token, reader = x.shape[1] // 2, (x.shape[1] // 2 + 1) % x.shape[1]
     maps = _uniform(like, seed=1) + 0.1
     maps[:, :, :, token] = 0
     maps[:, :, reader, token] = maps[:, :, reader].sum(-1)
@@ -507,7 +506,8 @@ def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: 
         if min(least) > small:
             break
     changes[0][0, token] = changes[0][0, reader] = changes[1][0, reader] = 0  # these may change
-    return min(least) > small and all((one <= 1e-2 * of + small).all() for one, of in zip(changes, least, strict=True))
+    close = [(change <= 1e-2 * size + small).all() for change, size in zip(changes, least, strict=True)]
+    return min(least) > small and all(close)
 
 
 def _groups(maps: Maps, paired: list[bool]) -> tuple[int, ...]:
@@ -577,8 +577,8 @@ def _in_proportion(run: Replay, x: Tensor, small: float) -> bool:
         for tensor in single(x, maps).computed:
             if not tensor.requires_grad or not tensor.is_floating_point():
                 continue
-            for at in torch.randint(tensor.numel(), (2,), generator=generator).tolist():
-                (slope,) = torch.autograd.grad(tensor.flatten()[at], maps, retain_graph=True, materialize_grads=True)
+            for index in torch.randint(tensor.numel(), (2,), generator=generator).tolist():
+                (slope,) = torch.autograd.grad(tensor.flatten()[index], maps, retain_graph=True, materialize_grads=True)
                 joined = _joined(slope, groups).sum((0, 2))
                 read = F.normalize(joined[joined.norm(dim=-1) > _SHARE * joined.norm()], dim=-1)
                 squares = (read @ read.mT).square().fill_diagonal_(0)
@@ -590,7 +590,7 @@ def _in_proportion(run: Replay, x: Tensor, small: float) -> bool:
 def _signs(sides: list[tuple[set[int], set[int]]], groups: tuple[int, ...]) -> tuple[list[int], list[int]]:
     positive, negative = set[int](), set[int]()
     for left, right in sides:
-        one, two = ({groups[at] for at in side} - {-1} for side in (left - right, right - left))
+        one, two = ({groups[number] for number in side} - {-1} for side in (left - right, right - left))
         if one and two:
             positive |= one
             negative |= two

@@ -122,11 +122,11 @@ def layer_differences(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]]) -> p
             raise UserError(f"{' and '.join(pair)}: measured on different images, layers or sites")
         for place, block in first.items():
             parts = np.concatenate([_sample_parts(block), _sample_parts(second[place])], axis=1)
-            theirs = _statistics(second[place])
+            others = _statistics(second[place])
             statistics = {
-                metric: lambda m, a=mine, b=theirs[metric]: a(m[..., :count]) - b(m[..., count:])
-                for metric, mine in _statistics(block).items()
-                if metric in theirs and (place[0], metric) != ("loss", "norm")
+                metric: lambda m, a=statistic, b=others[metric]: a(m[..., :count]) - b(m[..., count:])
+                for metric, statistic in _statistics(block).items()
+                if metric in others and (place[0], metric) != ("loss", "norm")
             }
             blocks.append(((*pair, *place), parts, statistics))
     return estimate_table(blocks, _schema("model against site layer"), "difference", bounded=False)
@@ -245,13 +245,13 @@ RATIOS: dict[str, Statistic] = {
 """Of means of ``RADIUS_PARTS``, differential / standard: Δm, L, the radius, equation (6) corrected and as printed."""
 
 
-def layer_parts(own: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
+def layer_parts(rows: pl.DataFrame, base: pl.DataFrame | None) -> pl.DataFrame:
     """Average ‖J1‖², λ²‖J2‖², λ⟨J1, J2⟩ and the standard twin's ‖J_base‖² over the heads of each layer and sample.
 
     ``base``: the twin's rows, with as many layers; None: ‖J_base‖ = ‖J1‖. Columns ``layer, sample, *LAYER_PARTS``.
     """
-    own, base = (rows.filter(site="pixels") for rows in (own, own if base is None else base))
-    return _joined(own, base, cross=(pl.col("lam") * pl.col("cross")).mean()).select("layer", "sample", *LAYER_PARTS)
+    rows, base = (frame.filter(site="pixels") for frame in (rows, rows if base is None else base))
+    return _joined(rows, base, cross=(pl.col("lam") * pl.col("cross")).mean()).select("layer", "sample", *LAYER_PARTS)
 
 
 def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFrame:
@@ -264,9 +264,9 @@ def places(rows: pl.DataFrame, against: Mapping[str, str | None]) -> pl.DataFram
     return estimate_table(blocks, _schema("model against layer"))
 
 
-def radius_parts(layers: pl.DataFrame, own: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:
+def radius_parts(layers: pl.DataFrame, rows: pl.DataFrame, base: pl.DataFrame) -> pl.DataFrame:
     """Add the logarithms of Δm and of the ratio of Lipschitz constants of each sample that all have."""
-    logs = own.join(base, on="sample", suffix="_base").select(
+    logs = rows.join(base, on="sample", suffix="_base").select(
         "sample",
         log_margin=pl.col("margin").log() - pl.col("margin_base").log(),
         log_constant=pl.col("lipschitz").log() - pl.col("lipschitz_base").log(),

@@ -214,8 +214,8 @@ def observe(
     if calls or not (attention or refused or left_out):
         inner |= {id(part) for one in refused + left_out for part in one.module.modules()}
         inner |= {id(part) for one in pairs for part in one.modules() if part is not one}
-        tokens = {one.tokens.shape[-2] for one in calls}
-        some = [(name or type(one).__name__, one) for one, (name, of) in pairs.items() if not calls or of & tokens]
+        seen = {one.tokens.shape[-2] for one in calls}
+        some = [(name or type(one).__name__, one) for one, (name, sizes) in pairs.items() if not calls or sizes & seen]
         left_out += [LeftOut(name, one, "pairs") for name, one in some if id(one) not in inner]
     counts: Counter[str] = Counter()
     for place, one in enumerate(calls):
@@ -288,8 +288,8 @@ def _attention_calls(exits: list[Exit]) -> tuple[list[Call], list[tuple[Call, st
             if rivals and not examined.negative:
                 continue
             detection.DETECTIONS[call.module] = examined
-        found = [detection.DETECTIONS.get(exits[rival][0].module) for rival in rivals]
-        if not any(one and one.negative for one in found):
+        detections = [detection.DETECTIONS.get(exits[rival][0].module) for rival in rivals]
+        if not any(one and one.negative for one in detections):
             claimed |= dict.fromkeys(maps, number)
     chosen, explained = set(claimed.values()), set(claimed)
     others: list[tuple[Call, str]] = []
@@ -318,10 +318,10 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         first, *rest = output if isinstance(output, tuple) else (output,)
         modules.append(module)
         leaves.append(torch.zeros_like(first, requires_grad=True))
-        for at, part in enumerate(rest):
+        for place, part in enumerate(rest):
             if isinstance(part, Tensor) and part.is_floating_point():
                 beside.append((module, torch.zeros_like(part, requires_grad=True)))
-                rest[at] = part + beside[-1][1]
+                rest[place] = part + beside[-1][1]
         return (first + leaves[-1], *rest) if isinstance(output, tuple) else first + leaves[-1]
 
     blocks = {one.module: _block_name(one) for one in calls}
@@ -343,8 +343,8 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         left, right = (_leaves_of(side, numbers) for side in sides)
         if left - right and right - left:
             subtracted |= {modules[number] for number in left ^ right}
-    for (at, one, left), (other, two, right) in itertools.combinations(zip(itertools.count(), modules, slopes), 2):
-        near = other == at + 1 or (one is not two and blocks[one] == blocks[two]) or places[one] == places[two]
+    for (i, one, left), (j, two, right) in itertools.combinations(zip(itertools.count(), modules, slopes), 2):
+        near = j == i + 1 or (one is not two and blocks[one] == blocks[two]) or places[one] == places[two]
         if near and left.shape == right.shape:
             signs = {*(left * right).sign().unique().tolist()} - {0.0}
             cosine = F.cosine_similarity(left.flatten(), right.flatten(), dim=0)

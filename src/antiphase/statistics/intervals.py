@@ -85,7 +85,7 @@ def paired_difference(first: Outcomes, second: Outcomes) -> Estimate:
 def check_pairs(first: np.ndarray, *others: np.ndarray) -> None:
     """Raise a ValueError if arrays of paired samples differ in length or are empty."""
     if any(first.shape != other.shape for other in others) or not first.size:
-        sizes = " and ".join(str(each.size) for each in (first, *others))
+        sizes = " and ".join(str(array.size) for array in (first, *others))
         raise ValueError(f"paired outcomes of {sizes} samples: expected equal numbers of at least 1")
 
 
@@ -177,8 +177,8 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
     within = np.where(within > _NO_WIDTH, within, (counts + 1) / (counts + 2) ** 2)
     within = np.where(counts > 1, within, within[counts > 1].mean())
     parts = within / counts
-    own = float(parts.sum() ** 2 / (parts**2 / np.where(counts > 1, counts - 1, degrees)).sum())
-    return _around(value, student_t(own) * math.sqrt(float(parts.sum())) / len(counts), len(values))
+    effective_degrees = float(parts.sum() ** 2 / (parts**2 / np.where(counts > 1, counts - 1, degrees)).sum())
+    return _around(value, student_t(effective_degrees) * math.sqrt(float(parts.sum())) / len(counts), len(values))
 
 
 def _left_out(parts: np.ndarray, statistic: Statistic) -> Values:
@@ -226,12 +226,12 @@ def auc_values(scores: Values, truth: Outcomes) -> Values:
     positive, negative = np.sort(scores[truth]), np.sort(scores[~truth])
     if not len(positive) or not len(negative):
         raise ValueError("an area under a curve of one kind of observation")
-    own, other = np.where(truth, len(positive), len(negative)), np.where(truth, len(negative), len(positive))
-    places = ([np.searchsorted(some, scores, side) for some in (negative, positive)] for side in ("left", "right"))
+    same, other = np.where(truth, len(positive), len(negative)), np.where(truth, len(negative), len(positive))
+    places = ([np.searchsorted(kind, scores, side) for kind in (negative, positive)] for side in ("left", "right"))
     below = sum(np.where(truth, *pair) for pair in places) / 2 / other
     right = np.where(truth, below, 1 - below)
     area = float(right[truth].mean())
-    return area + len(scores) * (right - area) / own
+    return area + len(scores) * (right - area) / same
 
 
 def standardised(
@@ -250,13 +250,13 @@ def standardised(
     pooled = np.stack(population)
     inner = np.unique(np.quantile(pooled, np.arange(1, strata) / strata))
     count = len(inner) + 1
-    own, theirs = (np.searchsorted(inner, each, side="right") for each in (covariate, pooled))
-    sizes = np.bincount(own.ravel(), minlength=count)
-    sums = np.bincount(own.ravel(), values.ravel().astype(float), count)
-    weights = np.bincount(theirs.ravel(), minlength=count) / pooled.size
+    stratum, pooled_stratum = (np.searchsorted(inner, array, side="right") for array in (covariate, pooled))
+    sizes = np.bincount(stratum.ravel(), minlength=count)
+    sums = np.bincount(stratum.ravel(), values.ravel().astype(float), count)
+    weights = np.bincount(pooled_stratum.ravel(), minlength=count) / pooled.size
     filled = np.flatnonzero(sizes)
     nearest = filled[np.abs(np.arange(count)[:, None] - filled).argmin(1)]
     means = (sums[filled] / sizes[filled])[np.searchsorted(filled, nearest)]
     weights = np.bincount(nearest, weights, count)  # an empty stratum hands its weight to its stand-in
-    ratios = np.divide(weights * own.size, sizes, out=np.zeros(count), where=sizes > 0)
-    return means[theirs].mean(0) + ratios[own] * (values - means[own])
+    ratios = np.divide(weights * stratum.size, sizes, out=np.zeros(count), where=sizes > 0)
+    return means[pooled_stratum].mean(0) + ratios[stratum] * (values - means[stratum])

@@ -243,11 +243,11 @@ def apart(
     rows: pl.DataFrame, column: str, first: Any, second: Any, value: pl.Expr, what: str, unit: Unit = "", **levels: Any
 ) -> list[Check]:
     """Return the checks mean(first level of a column) > mean(second), for each combination of other levels."""
-    found = []
+    checks = []
     for where in combinations(levels):
         one, other = ({**where, column: level} for level in (first, second))
-        found.append(Check(f"{what}{in_words(where)}", difference(rows, one, other, value), unit))
-    return found
+        checks.append(Check(f"{what}{in_words(where)}", difference(rows, one, other, value), unit))
+    return checks
 
 
 def no_worse(check: Check, margin: float) -> Check:
@@ -264,8 +264,8 @@ def combinations(levels: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def in_words(where: Mapping[str, Any]) -> str:
     """Say which rows were chosen."""
-    said = {name: value for name, value in where.items() if name not in UNSAID}
-    eps = f" at {eps_label(said.pop('eps'))}" if "eps" in said else ""
+    levels = {name: value for name, value in where.items() if name not in UNSAID}
+    eps = f" at {eps_label(levels.pop('eps'))}" if "eps" in levels else ""
     named = ("data", "site", "at", "perturbation")
-    words = (f"{value}" if name in named else f"{name} {value}" for name, value in said.items())
+    words = (f"{value}" if name in named else f"{name} {value}" for name, value in levels.items())
     return eps + "".join(f", {word}" for word in words)

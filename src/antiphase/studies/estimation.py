@@ -34,19 +34,19 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
         kind: range of the value, and so of its interval: a fraction in [0, 1], a size (norm, distance, Lipschitz
             constant) above 0, a difference of fractions in [−1, 1], or any number.
     """
-    found = []
+    records = []
     for key, block in rows.group_by(by, maintain_order=True):
         matrix = as_matrix(block, value, str(key))
         estimate = _WITHIN[kind](crossed_mean(matrix, _groups(block)))
         by_seed = matrix.mean(1).tolist()
-        found.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix), by_seed))
+        records.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix), by_seed))
     schema: dict[str, Any] = {name: rows.schema[name] for name in by}
-    return pl.DataFrame(found, schema | ESTIMATES | {BY_SEED: pl.List(pl.Float64)}, orient="row")
+    return pl.DataFrame(records, schema | ESTIMATES | {BY_SEED: pl.List(pl.Float64)}, orient="row")
 
 
-def over(*found: pl.DataFrame, samples: str = "images") -> str:
+def over(*tables: pl.DataFrame, samples: str = "images") -> str:
     """Return a phrase for captions: the number of training seeds and samples that intervals are over."""
-    frame = pl.concat([each.select("n", "seeds") for each in found]).drop_nulls()
+    frame = pl.concat([table.select("n", "seeds") for table in tables]).drop_nulls()
     if frame.is_empty():
         return samples
     ends = ([f"{end:,}" for end in (frame[name].min(), frame[name].max())] for name in ("n", "seeds"))
@@ -106,13 +106,13 @@ def peak(rows: pl.DataFrame, by: str, at: Any, of: Group, value: pl.Expr) -> lis
 
     At a peak both differences are above 0.
     """
-    levels, found = _levels(rows, by, of), []
+    levels, differences = _levels(rows, by, of), []
     sides = {"below": [level for level in levels if level < at], "above": [level for level in levels if level > at]}
     for side, others in sides.items():
         if others:
             groups = [(-1.0 / len(others), {**of, by: level}) for level in others]
-            found.append((side, contrast(rows, [(1.0, {**of, by: at}), *groups], value)))
-    return found
+            differences.append((side, contrast(rows, [(1.0, {**of, by: at}), *groups], value)))
+    return differences
 
 
 def contrast(rows: pl.DataFrame, groups: Sequence[tuple[float, Group]], value: pl.Expr) -> CrossedEstimate | None:
@@ -131,11 +131,11 @@ def contrast(rows: pl.DataFrame, groups: Sequence[tuple[float, Group]], value: p
     for weight, which, block in zip(weights, selections, blocks, strict=True):
         combined = combined + weight * as_matrix(block, value, str(dict(which)))
         if set(block[SAMPLE].unique()) != set(blocks[0][SAMPLE].unique()):
-            both = f"{dict(selections[0])} and {dict(which)}"
-            raise UserError(f"{both}: measured on different images; measure both with the same settings")
+            pair = f"{dict(selections[0])} and {dict(which)}"
+            raise UserError(f"{pair}: measured on different images; measure both with the same settings")
         if "cell" in block.columns:  # a row made of several cells has a list of them
-            own = block["cell"].unique()
-            cells.update(own.explode() if own.dtype == pl.List else own)
+            identities = block["cell"].unique()
+            cells.update(identities.explode() if identities.dtype == pl.List else identities)
     return replace(crossed_mean(np.asarray(combined), _groups(blocks[0])), cells=tuple(sorted(cells)))
 
 
@@ -159,17 +159,17 @@ def _groups(block: pl.DataFrame) -> np.ndarray | None:
     return groups.to_numpy().astype(np.int64) if groups.n_unique() > 1 else None
 
 
-def as_matrix(block: pl.DataFrame, value: pl.Expr, what: str) -> np.ndarray:
+def as_matrix(block: pl.DataFrame, value: pl.Expr, group: str) -> np.ndarray:
     """Return (seeds, samples)."""
     means = block.select(SEED, SAMPLE, value=value).group_by(SEED, SAMPLE).agg(pl.mean("value")).sort(SEED, SAMPLE)
     repeated = "cell" in block.columns and len(means) < len(block)
     if repeated and block.group_by(SEED, SAMPLE).agg(pl.col("cell").n_unique())["cell"].max() != 1:
         fix = "select one by a column such as lambda_schedule, attack or eps"
-        raise UserError(f"{what}: rows of several cells per seed and sample; {fix}")
+        raise UserError(f"{group}: rows of several cells per seed and sample; {fix}")
     seeds, samples = means[SEED].n_unique(), means[SAMPLE].n_unique()
     whole = len(means) == seeds * samples
     matrix = means["value"].to_numpy().astype(np.float64).reshape(seeds, -1) if whole else None
     # every seed has every sample exactly once
     if matrix is None or not np.isfinite(matrix).all():
-        raise UserError(f"{what}: not every seed was measured on the same images, or a value is not finite")
+        raise UserError(f"{group}: not every seed was measured on the same images, or a value is not finite")
     return matrix

@@ -112,11 +112,11 @@ def panels(
     shown = []
     for words, chosen, block in _groups(estimates, title):
         kept = [name for name in (BY_SEED, SIZE) if name in block.columns]
-        points, theirs = block.select("series", *ESTIMATES, *kept, x=x).cast({"x": pl.Float64}), None
+        points, printed = block.select("series", *ESTIMATES, *kept, x=x).cast({"x": pl.Float64}), None
         if paper is not None:
-            theirs = paper.filter(**{name: chosen[name] for name in chosen if name in paper.columns})
-            theirs = None if theirs.is_empty() else theirs.select("series", "x", "value")
-        shown.append(Panel(words, *labels, points, paper=theirs, **style))
+            printed = paper.filter(**{name: chosen[name] for name in chosen if name in paper.columns})
+            printed = None if printed.is_empty() else printed.select("series", "x", "value")
+        shown.append(Panel(words, *labels, points, paper=printed, **style))
     return tuple(shown)
 
 
@@ -138,8 +138,8 @@ def tables(
         if paper is None:
             cells = cells.with_columns(paper=pl.lit(None, pl.Float64))
         else:
-            theirs = paper.drop("sd", "x", strict=False).rename({"value": "paper"})
-            cells = cells.join(theirs, on=theirs.drop("paper").columns, how="left", maintain_order="left")
+            printed = paper.drop("sd", "x", strict=False).rename({"value": "paper"})
+            cells = cells.join(printed, on=printed.drop("paper").columns, how="left", maintain_order="left")
         cells = cells.select(*ESTIMATES, "row", "column", "paper")
         shown.append(Table(name.format(**chosen).replace(" ", "-"), words, index, cells, **style))
     return shown

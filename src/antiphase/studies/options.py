@@ -18,12 +18,12 @@ _KINDS = ("diffclip:", "open_clip:")
 
 
 def _known_models(specs: tuple[str, ...]) -> tuple[str, ...]:
-    for at, spec in enumerate(specs):
+    for place, spec in enumerate(specs):
         known = spec == RELEASED or (spec.startswith(_KINDS) and spec.partition(":")[2])
         if not (known or (Path(spec).expanduser() / "recipe.json").is_file()):
             expected = "a directory of train-clip, diffclip:PATH#lambda_init=0.8, diffclip:PATH, open_clip:NAME/TAG"
             raise UserError(f"models {shown(spec)}: expected {expected} or {RELEASED}")
-        if spec in specs[:at]:
+        if spec in specs[:place]:
             raise UserError(f"models {shown(spec)}: given twice; give each model once")
     return specs
 
@@ -72,8 +72,8 @@ class StudyOptions(Options):
     @property
     def words(self) -> list[str]:
         """The words of a command line that choose this size and these models."""
-        found = ["--profile", self.profile, *(["--seeds", str(self.seeds)] if self.seeds else [])]
-        return found + (["--models", ",".join(self.models)] if self.models else [])
+        words = ["--profile", self.profile, *(["--seeds", str(self.seeds)] if self.seeds else [])]
+        return words + (["--models", ",".join(self.models)] if self.models else [])
 
     def next_command(self, name: str) -> str:
         """Return another command of antiphase study for the same studies, as one types it."""

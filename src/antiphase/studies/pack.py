@@ -48,8 +48,7 @@ class Pack:
         return bool(self._records.get(self._key(cell), {}).get("file"))
 
     def _key(self, cell: Any) -> str:
-        own = identity(cell)
-        return own if own in self._records else identity(cell, renewed=False)
+        return key if (key := identity(cell)) in self._records else identity(cell, renewed=False)
 
     def record(self, cell: Any) -> dict[str, Any] | None:
         return self._records.get(self._key(cell))
@@ -61,20 +60,20 @@ class Pack:
         return False
 
     def rows(self, cell: Any) -> pl.DataFrame | None:
-        own = self._key(cell)
-        if not (file := self._records.get(own, {}).get("file")):
+        key = self._key(cell)
+        if not (file := self._records.get(key, {}).get("file")):
             return None
         if file not in self._read:
             whole = read_rows(self.root / file, _RESTORE)
             if "cell" not in whole.columns:
                 raise UserError(f"{self.root / file}: has no column cell; {_RESTORE}")
             self._read[file] = whole.partition_by("cell", as_dict=True, include_key=False)
-        if (own,) not in self._read[file]:
-            raise UserError(f"{self.root / file}: has no rows of cell {own}; {_RESTORE}")
-        found, expected = self._read[file][(own,)], self._records[own]["rows"]
-        if len(found) != expected:
-            raise UserError(f"{self.root / file}: has {len(found)} rows of cell {own}, not {expected}; {_RESTORE}")
-        return _widened(found)
+        if (key,) not in self._read[file]:
+            raise UserError(f"{self.root / file}: has no rows of cell {key}; {_RESTORE}")
+        rows, expected = self._read[file][(key,)], self._records[key]["rows"]
+        if len(rows) != expected:
+            raise UserError(f"{self.root / file}: has {len(rows)} rows of cell {key}, not {expected}; {_RESTORE}")
+        return _widened(rows)
 
     def files_of(self, cells: Sequence[Cell]) -> dict[str, bytes]:
         """Return the files of some cells and of what they need, by name."""
@@ -86,10 +85,10 @@ class Pack:
     def cells(self) -> pl.DataFrame:
         """The records of all cells; those that are no measurement have no file."""
         path = self.root / CELLS_FILE
-        found = read_rows(path, _RESTORE) if path.exists() else pl.DataFrame(schema=_SCHEMA)
-        if dict(found.schema) != _SCHEMA:
+        records = read_rows(path, _RESTORE) if path.exists() else pl.DataFrame(schema=_SCHEMA)
+        if dict(records.schema) != _SCHEMA:
             raise UserError(f"{path}: expected the columns {', '.join(_SCHEMA)}; {_RESTORE}")
-        return found
+        return records
 
     @property
     def _records(self) -> dict[str, dict[str, Any]]:
@@ -101,15 +100,16 @@ class Pack:
         return self._read[CELLS_FILE]
 
 
-def add_to_pack(pack: Pack, study: str, command: str, cells: Sequence[Cell], of: Reader, *, small: bool = True) -> int:
+def add_to_pack(
+    pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Reader, *, small: bool = True
+) -> int:
     """Add the finished cells of a study to a folder and return how many were new; those that are there stay.
 
-    The same cells give the same bytes, in whatever order they came, also after a kill. Where the folder need not be
-    small, rows are kept whole.
+    The same cells give the same bytes in any order, also after a kill. Unless ``small``, rows are kept whole.
     """
     try:
         with room(pack.root), locked(pack.root):
-            return _add(pack, study, command, cells, of, small)
+            return _add(pack, study, command, cells, source, small)
     finally:
         with contextlib.suppress(OSError):  # it holds something
             pack.root.rmdir()
@@ -121,23 +121,23 @@ def _add(pack: Pack, study: str, command: str, cells: Sequence[Cell], source: Re
     records, rows = [], {}
     for cell in closure(cells):
         record = source.record(cell) or {}
-        own = record.get("cell", identity(cell))  # rows that ship may be of a source before it was ``RENEWED``
-        if own in known or not record:
+        key = record.get("cell", identity(cell))  # rows that ship may be of a source before it was ``RENEWED``
+        if key in known or not record:
             continue
-        found = source.rows(cell) if source.done(cell) else None
-        if found is None and identity(cell) in measured:
+        frame = source.rows(cell) if source.done(cell) else None
+        if frame is None and identity(cell) in measured:
             continue  # not finished, or damaged
         file = ""
-        if found is not None:
-            attacks = found["attack"].unique().to_list() if "attack" in found.columns else []
+        if frame is not None:
+            attacks = frame["attack"].unique().to_list() if "attack" in frame.columns else []
             file = "-".join([cell.table, *(attacks if len(attacks) == 1 else [])]) + ".parquet"
             if small:
-                found = _rounded(cell.shipped(found.drop(_LEFT_OUT, strict=False)), cell.shipped_bits)
-            rows.setdefault(file, []).append(found.with_columns(cell=pl.lit(own)))
-        about = {"table": cell.table, "label": cell.label, "rows": 0 if found is None else len(found)}
+                frame = _rounded(cell.shipped(frame.drop(_LEFT_OUT, strict=False)), cell.shipped_bits)
+            rows.setdefault(file, []).append(frame.with_columns(cell=pl.lit(key)))
+        about = {"table": cell.table, "label": cell.label, "rows": 0 if frame is None else len(frame)}
         about |= {"study": study, "command": command, "commit": source_commit()}
         about |= {name: value for name, value in record.items() if name in _SCHEMA and name != "label"}
-        about |= {"cell": own, "file": file, "what": described(cell, own == identity(cell))}
+        about |= {"cell": key, "file": file, "what": described(cell, key == identity(cell))}
         records.append(about | {name: json.dumps(about[name], sort_keys=True, ensure_ascii=False) for name in _JSON})
     for file, frames in rows.items():
         before = [_widened(read_rows(pack.root / file, _RESTORE))] if (pack.root / file).exists() else []

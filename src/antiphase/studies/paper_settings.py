@@ -39,11 +39,11 @@ class Line:
         """Compare the values in a study with the paper's and with the declared ones."""
         known: tuple[tuple[Any, Verdict], ...] = ((self.paper, "same"), (self.ours, "declared deviation"))
         for expected, verdict in known:
-            theirs, ours = (
-                {round(float(one), 9) if isinstance(one, int | float) else one for one in some or ()}
-                for some in (expected, values)
+            required, used = (
+                {round(float(one), 9) if isinstance(one, int | float) else one for one in side or ()}
+                for side in (expected, values)
             )
-            if expected and (theirs == ours if self.exact else theirs <= ours):
+            if expected and (required == used if self.exact else required <= used):
                 return verdict
         return "differs"
 
@@ -67,13 +67,13 @@ def printed_settings(paper: str) -> dict[str, tuple[Line, ...]]:
     every = [name for block in blocks if block["studies"] != "all" for name in block["studies"]]
     lines: dict[str, list[Line]] = {name: [] for name in every}
     for block in blocks:
-        theirs, ours = (_flat(block.get(whose, {})) for whose in ("paper", "ours"))
+        printed, declared = (_flat(block.get(whose, {})) for whose in ("paper", "ours"))
         about = {name: value for name, value in block.items() if name not in ("paper", "ours", "studies")}
-        for name in theirs | ours:
-            line = Line(name, theirs.get(name, ()), ours.get(name), **about)
+        for name in printed | declared:
+            line = Line(name, printed.get(name, ()), declared.get(name), **about)
             for study in lines if block["studies"] == "all" else block["studies"]:
                 lines[study].append(line)
-    return {study: tuple(some) for study, some in lines.items()}
+    return {study: tuple(group) for study, group in lines.items()}
 
 
 def _flat(kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
@@ -138,7 +138,7 @@ def gather(study: Study, profile: Profile) -> Facts:
         for name, value in facts_of(cell):
             values.setdefault(name, {})[value] = None
     known = values.items()
-    return dict((f"{key}s", (len(of),)) if key.endswith(".seed") else (key, tuple(of)) for key, of in known)
+    return dict((f"{key}s", (len(used),)) if key.endswith(".seed") else (key, tuple(used)) for key, used in known)
 
 
 def facts_of(cell: Cell) -> Iterator[tuple[str, Any]]:
@@ -192,12 +192,12 @@ def entries(paper: str) -> tuple[dict[str, Any], ...]:
 def effects(paper: str) -> dict[str, tuple[float, ...]]:
     """Return what a paper prints for a claim's differences, by ``STUDY/CLAIM``: for each, or the smallest for all."""
     printed: dict[str, list[float]] = {}
-    each: dict[str, tuple[float, ...]] = {}
+    by_check: dict[str, tuple[float, ...]] = {}
     for entry in entries(paper):
         for claim in entry.get("claims", ()) if "effect" in entry else ():
             printed.setdefault(claim, []).extend(entry["effect"].get("difference", ()))
-            each |= {claim: tuple(entry["effect"]["each"])} if "each" in entry["effect"] else {}
-    return {claim: (max(0.0, min(sizes)),) for claim, sizes in printed.items() if sizes} | each
+            by_check |= {claim: tuple(entry["effect"]["each"])} if "each" in entry["effect"] else {}
+    return {claim: (max(0.0, min(sizes)),) for claim, sizes in printed.items() if sizes} | by_check
 
 
 def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -> str:
@@ -211,8 +211,8 @@ def outcome(entry: Mapping[str, Any], paper: str, claims: Mapping[str, Claim]) -
         return proved
     named = {one["name"]: one for one in entries(paper)}
     known: list[Any] = [outcome(named[part], paper, claims) for part in entry.get("parts", ())]
-    own = [claims[key] for key in entry.get("claims", ()) if key in claims]
-    known += [claim.verdict for claim in own if claim.verdict != "not run" and not claim.lacks_seeds]
+    listed = [claims[key] for key in entry.get("claims", ()) if key in claims]
+    known += [claim.verdict for claim in listed if claim.verdict != "not run" and not claim.lacks_seeds]
     known = [verdict for verdict in known if verdict not in (UNTESTED, RIGHT, WRONG)]
     return joint(known) if known else proved
 

@@ -40,12 +40,12 @@ def make_plan(cells: Sequence[Cell], store: Reader) -> Plan:
     everything = {identity(cell): cell for cell in closure(cells)}
     damaged = {name: why for name, cell in everything.items() if (why := store.damage(cell)) is not None}
     done = {name for name, cell in everything.items() if store.done(cell)}
-    asked = set(map(identity, cells))
-    wanted = set(damaged)
+    measured = set(map(identity, cells))
+    needed = set(damaged)
     for name, cell in reversed(everything.items()):  # dependencies come first
-        if name not in done and name in asked | wanted:
-            wanted |= {name, *map(identity, cell.needs())} - done
-    missing = [cell for name, cell in everything.items() if name in wanted]
+        if name not in done and name in measured | needed:
+            needed |= {name, *map(identity, cell.needs())} - done
+    missing = [cell for name, cell in everything.items() if name in needed]
     every = list(everything.values())
     return Plan(every, missing, damaged, expected(missing, every, store))
 

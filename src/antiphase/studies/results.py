@@ -107,20 +107,20 @@ def _of_before(cells: Sequence[Cell], store: Reader) -> list[str]:
 
 def _judged(claim: Claim, cells: Mapping[str, Cell], store: Reader, complete: bool, profile: Profile) -> Claim:
     """Return a claim with what its verdict depends on besides the estimates: completeness, seeds, cost."""
-    checks, behind = [], dict[str, tuple[Cell, int]]()
+    checks, basis = [], dict[str, tuple[Cell, int]]()
     for check in claim.checks:
         known = check.estimate.cells if isinstance(check.estimate, CrossedEstimate) else ()
         # all of the study's where the rows do not tell
         measured = [cells[cell] for cell in known if cell in cells] or list(cells.values())
         given = bool(measured) and check.seeds == 1 and not any(cell.needs() for cell in measured)
         for cell in closure(measured):
-            own = identity(cell)
-            behind[own] = cell, max(check.seeds, behind.get(own, (cell, 0))[1])
+            key = identity(cell)
+            basis[key] = cell, max(check.seeds, basis.get(key, (cell, 0))[1])
         estimate, over = check.estimate if complete else None, "images" if given else "seeds"
         checks.append(replace(check, estimate=estimate, judged=profile.name != "smoke", over=over))
-    known = behind and all(seeds for _, seeds in behind.values())
-    each = [core_seconds(record) / seeds for cell, seeds in behind.values() if known and (record := store.record(cell))]
-    return replace(claim, checks=checks, seconds=sum(each) if known else None)
+    known = basis and all(seeds for _, seeds in basis.values())
+    rates = [core_seconds(record) / seeds for cell, seeds in basis.values() if known and (record := store.record(cell))]
+    return replace(claim, checks=checks, seconds=sum(rates) if known else None)
 
 
 def costs(cells: Sequence[Cell], store: Reader) -> dict[str, str]:
@@ -196,8 +196,8 @@ def results_of(options: StudyOptions) -> list[Result]:
     """Return what the store knows of the studies that the options name."""
     count = len(select(options).studies)
     shares = processes(count)
-    found = in_processes("claims", shares, _every_nth, [(options, first, shares) for first in range(shares)])
-    return [found[place % shares][place // shares] for place in range(count)]
+    batches = in_processes("claims", shares, _every_nth, [(options, first, shares) for first in range(shares)])
+    return [batches[place % shares][place // shares] for place in range(count)]
 
 
 def _every_nth(options: StudyOptions, first: int, step: int) -> list[Result]:

@@ -163,9 +163,9 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
     if process.first:
         say("\n".join([*(f"damaged: {why}" for why in plan.damaged.values()), describe(plan)]))
         for study in chosen.studies:
-            own = study.cells(chosen.profile)
-            seeds = len(training_seeds(own))  # released models have none
-            if chosen.profile.name != "smoke" and seeds < LEAST_SEEDS and any(cell.needs() for cell in own):
+            measured = study.cells(chosen.profile)
+            seeds = len(training_seeds(measured))  # released models have none
+            if chosen.profile.name != "smoke" and seeds < LEAST_SEEDS and any(cell.needs() for cell in measured):
                 say(f"{study.name}: {seeds} training seeds; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})")
     counts = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}
     if options.dry_run or not plan.missing:

@@ -38,8 +38,8 @@ def _range(sizes: Sequence[int]) -> str:
 
 def _sets(names: Iterable[str]) -> str:
     """Return data sets with their facts, where they are known."""
-    found = []
+    titles = []
     for name in dict.fromkeys(names):
         facts = SOURCES.get(name, "").partition(" (")[0].partition(", ")[2]
-        found.append(f"{titled(name)} ({facts})" if facts else titled(name))
-    return " and ".join(found)
+        titles.append(f"{titled(name)} ({facts})" if facts else titled(name))
+    return " and ".join(titles)

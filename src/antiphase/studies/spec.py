@@ -139,13 +139,13 @@ class Study:
 
 def closure(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells and their dependencies, each once, dependencies first."""
-    found: dict[str, Cell] = {}
+    by_identity: dict[str, Cell] = {}
 
     def add(cell: Cell) -> None:
         for need in cell.needs():
             add(need)
-        found.setdefault(identity(cell), cell)
+        by_identity.setdefault(identity(cell), cell)
 
     for cell in cells:
         add(cell)
-    return list(found.values())
+    return list(by_identity.values())

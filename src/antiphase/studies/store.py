@@ -172,11 +172,11 @@ def described(cell: Any, renewed: bool = True) -> dict[str, Any]:
             default = field.default_factory()
         if (default is dataclasses.MISSING or value != default) and field.metadata.get("identity") is not False:
             fields[field.name] = _plain(value, renewed)
-    what = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
+    description = {"cell": type(cell).__name__, "version": getattr(type(cell), "version", 1), "fields": fields}
     content = cell.content() if callable(getattr(cell, "content", None)) else {}
     if renewed and (how := RENEWED.get(str(getattr(cell, "data", "")))):
         content = content | {"source": how}
-    return what | ({"content": content} if content else {})
+    return description | ({"content": content} if content else {})
 
 
 def identity(cell: Any, renewed: bool = True) -> str:
@@ -205,9 +205,9 @@ def _plain(value: Any, renewed: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"identity": identity(value, renewed)}
     if isinstance(value, dict):
-        return {str(name): _plain(each, renewed) for name, each in value.items()}
+        return {str(name): _plain(item, renewed) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each, renewed) for each in value]
+        return [_plain(item, renewed) for item in value]
     if inspect.isfunction(value):  # a user's own function: its result may change with its source
         return {"function": value.__name__, "source": _source(value)}
     if value is None or isinstance(value, bool | int | float | str):

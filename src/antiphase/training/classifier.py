@@ -90,7 +90,7 @@ class _Batch:
     labels: Tensor
     ids: Tensor
     size: int  # of the whole minibatch
-    own: int  # of this process; with 0, it has an image of weight 0
+    local_size: int  # of this process; with 0, it has an image of weight 0
     step: int
 
 
@@ -143,14 +143,14 @@ class _Training:
         recipe, accelerator, adversary = self.recipe, self.accelerator, self.recipe.adversarial
         share = whole[accelerator.process_index :: accelerator.num_processes]
         # a process may have none of the last batch: it learns from an image of weight 0, since all exchange alike
-        own, share = len(share), share if len(share) else whole[:1]
+        local_size, share = len(share), share if len(share) else whole[:1]
         if self.is_foreign:  # it may draw random numbers, such as dropout's
             torch.manual_seed(key(recipe.seed, "step", step, accelerator.process_index))
         images, labels, ids = self.train.images(share), self.train.labels[share], self.train.ids[share]
         if recipe.augment == "flip-crop":
             images = flip_crop(images, ids, recipe.seed, sweep)
         images = images.to(self.device)
-        batch = _Batch(images, labels.to(self.device), ids, len(whole), own, step)
+        batch = _Batch(images, labels.to(self.device), ids, len(whole), local_size, step)
         if adversary is None:
             return self._learn(batch, images), len(whole)
         keys = adversarial.start_keys(recipe.seed, sweep, ids).to(self.device)
@@ -174,14 +174,14 @@ class _Training:
 
     def _loss(self, batch: _Batch, images: Tensor) -> Tensor:
         # processes average their gradients, so n times the share's sum gives the mean over the batch
-        processes, own = self.accelerator.num_processes, batch.own
+        processes, local_size = self.accelerator.num_processes, batch.local_size
         logits = partial(self._logits, network=self.wrapped)
         if not self.strengths:
             loss = F.cross_entropy(logits(images), batch.labels, reduction="sum")
-            return loss * (processes if own else 0) / batch.size
+            return loss * (processes if local_size else 0) / batch.size
         state = Step(self.wrapped, images, batch.images, batch.labels, logits, self.recipe.seed, batch.step)
         warm = min(1.0, (self._first_update(batch.step) + 1) / self.updates)  # strengths rise over the first epoch
-        return defended_loss(state, self.strengths, warm) * own * processes / batch.size
+        return defended_loss(state, self.strengths, warm) * local_size * processes / batch.size
 
     def _logits(self, images: Tensor, network: nn.Module | None = None) -> Tensor:
         with autocast(self.device, self.recipe.precision), outputs_only():

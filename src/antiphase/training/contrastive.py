@@ -97,8 +97,8 @@ def train_clip(
             last[:] = [share.images[share.valid].to(accelerator.device).to(model.logit_scale.dtype) / 255]
             if len(last[0]):
                 warm = min(1.0, (step + 1) / steps)  # strengths rise over the first epoch
-                if found := list(penalties(penalised(last[0], step), strengths, warm)):  # they share a graph
-                    (sum(found) / world).backward()
+                if terms := list(penalties(penalised(last[0], step), strengths, warm)):  # they share a graph
+                    (sum(terms) / world).backward()
 
         def note_bad(lines: Iterable[str]) -> None:
             known = len(bad)
@@ -195,9 +195,9 @@ def random_crops(
     """
     draws = uniform(keys, 2 * 10 + 2).double()  # ten attempts to fit an area in
     crops = []
-    for image, own in zip(images, draws, strict=True):
+    for image, draw in zip(images, draws, strict=True):
         picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        box = _crop_box(picture.height, picture.width, own, scale)
+        box = _crop_box(picture.height, picture.width, draw, scale)
         square = picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
         crops.append(torch.from_numpy(np.array(square)))
     return torch.stack(crops).permute(0, 3, 1, 2)
@@ -258,9 +258,9 @@ def _loss(kind: Kind, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor |
         return ClipLoss()(image, text, scale, bias)
     if kind == "siglip":
         return SigLipLoss()(image, text, scale, 0.0 if bias is None else bias)
-    own = torch.arange(len(image), device=image.device)
-    by_image = F.cross_entropy(scale * image @ text.detach().T, own)
-    by_text = F.cross_entropy(scale * text @ image.detach().T, own)
+    targets = torch.arange(len(image), device=image.device)
+    by_image = F.cross_entropy(scale * image @ text.detach().T, targets)
+    by_text = F.cross_entropy(scale * text @ image.detach().T, targets)
     return (by_image + by_text) / 2
 
 

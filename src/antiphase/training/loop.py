@@ -59,7 +59,7 @@ def start_tracking(accelerator: Accelerator, trackers: Trackers, recipe: dict[st
     def send(numbers: dict[str, Any], step: int) -> None:
         lists = {name: numbers[name] for name in numbers if isinstance(numbers[name], list)}
         single = {name: float(numbers[name]) for name in numbers if name not in lists}
-        places = {f"{name}/{at}": float(one) for name in lists for at, one in enumerate(lists[name])}
+        places = {f"{name}/{index}": float(one) for name in lists for index, one in enumerate(lists[name])}
         accelerator.log(single | places, step)
 
     return send
@@ -258,8 +258,8 @@ def _load(accelerator: Accelerator, task: Task, identity: str, path: Path) -> _S
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete it to restart training") from None
     standing = metadata.get("standing", "")
-    own = digest(checkpoints.weights_digest(tensors), standing)
-    if metadata.get("digest", own) != own:
+    checksum = digest(checkpoints.weights_digest(tensors), standing)
+    if metadata.get("digest", checksum) != checksum:
         raise UserError(f"{path}: damaged: its digest is another; delete it to restart training")
     if metadata.get("identity") != identity:
         raise UserError(f"{path} belongs to a run with other settings; use another --out, or delete it")
@@ -277,9 +277,9 @@ def _finished(recipe: dict[str, Any], out: Path, stored: Mapping[str, Any]) -> l
     """Return the log of a finished run in ``out``; None if there is no run or it is unfinished."""
     if not (out / checkpoints.RECIPE_FILE).exists():
         return None
-    held = {name: value for name, value in checkpoints.read_recipe(out).items() if name not in stored}
-    if held != recipe:
-        names = [name for name in {**recipe, **held} if held.get(name) != recipe.get(name)]
+    previous = {name: value for name, value in checkpoints.read_recipe(out).items() if name not in stored}
+    if previous != recipe:
+        names = [name for name in {**recipe, **previous} if previous.get(name) != recipe.get(name)]
         raise UserError(f"{out} contains a run that differs in {', '.join(names)}; use another --out")
     if not (out / checkpoints.WEIGHTS_FILE).exists():
         return None

@@ -187,8 +187,8 @@ def weights_digest(module: nn.Module) -> str:
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name; tied weights are there once."""
-    held = module.state_dict()
-    return dict(module.named_parameters()) | {name: buffer for name, buffer in module.named_buffers() if name in held}
+    state = module.state_dict()
+    return dict(module.named_parameters()) | {name: buffer for name, buffer in module.named_buffers() if name in state}
 
 
 def assemble(

@@ -87,8 +87,8 @@ def _our_tokens(visual: VisionTransformer, images: Images) -> Tokens:
 def _open_clip_tokens(visual: Any, images: Images) -> Tokens:
     inner = getattr(visual, "trunk", visual)  # timm's transformer, or open_clip's own
     blocks = inner.blocks if inner is not visual else inner.transformer.resblocks
-    wanted = {"stop_early": True, "intermediates_only": True, "output_fmt": "NLC"}
-    states = inner.forward_intermediates(images, indices=[len(blocks) + HIDDEN_STATE], **wanted)
+    options = {"stop_early": True, "intermediates_only": True, "output_fmt": "NLC"}
+    states = inner.forward_intermediates(images, indices=[len(blocks) + HIDDEN_STATE], **options)
     return (states["image_intermediates"] if isinstance(states, dict) else states)[0]
 
 
@@ -431,7 +431,7 @@ class VisionLanguageModel(nn.Module):
         config = GenerationConfig(do_sample=False, **lengths, **ends)
         texts, first = [""] * len(images), [torch.empty(0)] * len(images)
         # transformers fills in what the settings leave out from the model's own
-        own, self.language.generation_config = self.language.generation_config, config
+        original, self.language.generation_config = self.language.generation_config, config
         try:
             for length in set(map(len, prompts)):
                 rows = [row for row, ids in enumerate(prompts) if len(ids) == length]
@@ -442,7 +442,7 @@ class VisionLanguageModel(nn.Module):
                 for row, text, logits in zip(rows, words, output.logits[0], strict=True):
                     texts[row], first[row] = text.strip(), logits
         finally:
-            self.language.generation_config = own
+            self.language.generation_config = original
         columns = torch.tensor([self.prompt.first_ids(question, ANSWERS) for question in questions])
         return texts, torch.stack(first).gather(1, columns.to(images.device)).float()
 

@@ -269,15 +269,15 @@ def pope_values(rows: pl.DataFrame) -> dict[str, Float[np.ndarray, " questions"]
 
     Ratios and AUC (of the probability of yes) are linearised (:func:`~antiphase.statistics.intervals.ratio_values`).
     """
-    said, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
-    both, yes, right = (said & truth).astype(float), said.astype(float), truth.astype(float)
-    values = {"accuracy": (said == truth).astype(float)}
-    if said.any():
-        values["precision"] = ratio_values(both, yes)
+    prediction, truth, unparsed = (column.to_numpy() for column in answer_columns(rows))
+    hits, yes, positives = (prediction & truth).astype(float), prediction.astype(float), truth.astype(float)
+    values = {"accuracy": (prediction == truth).astype(float)}
+    if prediction.any():
+        values["precision"] = ratio_values(hits, yes)
     if truth.any():
-        values["recall"] = ratio_values(both, right)
-    if (said | truth).any():
-        values["F1"] = ratio_values(2 * both, yes + right)
+        values["recall"] = ratio_values(hits, positives)
+    if (prediction | truth).any():
+        values["F1"] = ratio_values(2 * hits, yes + positives)
     if truth.any() and not truth.all():
         values["AUC"] = auc_values(rows["score"].fill_nan(0.0).to_numpy(), truth)
     return values | {"yes": yes, "unparsed": unparsed.astype(float)}
@@ -290,23 +290,23 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     two is right, else 1 (at ½, no).
     """
     pope: PopeSet = source.test.followed_by(protocol.suffix)
-    position, asked, questions = pope.position(), pope.asked(), pope.questions
-    places = [(position[image], text) for image, text in asked]
+    position, pairs, questions = pope.position(), pope.asked(), pope.questions
+    places = [(position[image], text) for image, text in pairs]
     title = f"{card_of(model).name}: questions of {pope.name}" if store.progress else ""
     how = {"max_new_tokens": _LONGEST, "batch_size": store.batch_size, "title": title}
-    words = dict(zip(asked, answer_all(model, pope.pictures, places, **how), strict=True))  # pyright: ignore
+    words = dict(zip(pairs, answer_all(model, pope.pictures, places, **how), strict=True))  # pyright: ignore
     answers = [words[question.image, question.text] for question in questions]
     about = {"setting": [one.sampling for one in questions], "unit": [one.number for one in questions]}
     about["group"] = [int(pope.pictures.ids[position[one.image]]) for one in questions]
     rank = [int((answer.yes > 0.5) != one.yes) for one, answer in zip(questions, answers, strict=True)]
-    said = [says_yes(one.text) + (not is_parsed(one.text)) for one in answers]  # NO, YES or UNPARSED
-    return outcome_rows(**about, prediction=said, rank=rank, score=[one.yes for one in answers])
+    predictions = [says_yes(one.text) + (not is_parsed(one.text)) for one in answers]  # NO, YES or UNPARSED
+    return outcome_rows(**about, prediction=predictions, rank=rank, score=[one.yes for one in answers])
 
 
 def _metrics(setting: str, rows: pl.DataFrame, groups: Groups | None) -> list[Metric]:
     columns = answer_columns(rows)
-    said, truth = columns["said_yes"], columns["truth"]
-    counted = {"precision": said, "recall": truth, "F1": said | truth}
+    prediction, truth = columns["said_yes"], columns["truth"]
+    counted = {"precision": prediction, "recall": truth, "F1": prediction | truth}
     metrics = []
     for name, values in pope_values(rows).items():
         observations = observed(rows.with_columns(value=pl.Series(values)), pl.col("value"))
@@ -405,6 +405,6 @@ def summarise_answers(rows: pl.DataFrame, families: Families, pairs: Pairs) -> d
                 gaps["move"] = [after - before for after, before in zip(gaps["level"], clean, strict=True)]
             else:
                 clean = gaps["level"]
-            for what, several in gaps.items():
-                differences.append({"model": model, "twin": twin, "what": what} | entry(cell, several, as_difference))
+            for kind, several in gaps.items():
+                differences.append({"model": model, "twin": twin, "what": kind} | entry(cell, several, as_difference))
     return {"results": results, "differences": differences}

@@ -72,7 +72,7 @@ def train_vlm(
             size, count = recipe.batch_size, accelerator.num_processes
             order = drawn_order(recipe, conversations, epoch)
             starts = range(first * size, len(order) - size + 1, size)
-            rows = [row for at in starts for row in order[at : at + size][accelerator.process_index :: count]]
+            rows = [row for start in starts for row in order[start : start + size][accelerator.process_index :: count]]
             samples = in_threads(sample, rows, ahead=2 * size)
             for _ in starts:
                 share = list(islice(samples, size // count))
@@ -207,8 +207,8 @@ class SummedLoss(nn.Module):
         columns = (target != IGNORED).any(0).nonzero()[:, 0]  # logits are computed at these positions only
         how = {"attention_mask": used, "use_cache": False, "logits_to_keep": columns}
         logits = vlm.language(inputs_embeds=embedded, **how).logits
-        flat, wanted = logits.flatten(0, 1).float(), target[:, columns].flatten()
-        summed = F.cross_entropy(flat, wanted, ignore_index=IGNORED, reduction="sum")
+        flat, target_ids = logits.flatten(0, 1).float(), target[:, columns].flatten()
+        summed = F.cross_entropy(flat, target_ids, ignore_index=IGNORED, reduction="sum")
         if images is None:  # the projector has a gradient, though of 0, in every process
             summed = summed + 0.0 * vlm.visual_tokens(torch.zeros(1, *vlm.image_shape, device=ids.device)).sum()
         return summed

@@ -46,20 +46,20 @@ def check_inputs(images: Tensor, threat: Threat, ids: Tensor, context: Tensor | 
     least, most = threat.bounds
     below, above = (threat.tolerance * max(1.0, abs(bound)) for bound in threat.bounds)
     if not (least - below <= low and high <= most + above):  # also catches NaN
-        wanted = f"expected {least:g} to {most:g}; scale them, and normalise inside the model"
-        raise UserError(f"images have values from {low:.8g} to {high:.8g}: {wanted}")
+        fix = f"expected {least:g} to {most:g}; scale them, and normalise inside the model"
+        raise UserError(f"images have values from {low:.8g} to {high:.8g}: {fix}")
     return images if least <= low and high <= most else images.clamp(least, most)
 
 
 def check_goal(
-    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, of: Any
+    model: Classifier, images: Tensor, labels: Tensor | None, targets: Any, options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the goal of each sample and the clean predictions; refuse a goal that is no class of the model."""
-    others = dict(labels=labels, context=of.context, on_finished=of.on_finished, targets=targets or None)
+    others = dict(labels=labels, context=options.context, on_finished=options.on_finished, targets=targets or None)
     for name, other in others.items():
         if other is not None:
             raise UserError(f"goal and {name}: they exclude each other; expected {name}=None")
-    goal, clean = torch.as_tensor(of.goal).detach().cpu(), logits_of(model, images)
+    goal, clean = torch.as_tensor(options.goal).detach().cpu(), logits_of(model, images)
     check_classes("goal", goal, clean.shape[1])
     return goal.expand(len(images)).clone(), clean.argmax(1)
 

@@ -194,8 +194,8 @@ def checked(logits: Any, images: Tensor, seen: Counter[str] | None = None) -> Te
     count = len(images)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != count or not logits.shape[1]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        wanted = f"expected logits of shape ({count}, classes); wrap the model in a module that returns them"
-        raise UserError(f"the model returned {shape} for {count} images: {wanted}")
+        fix = f"expected logits of shape ({count}, classes); wrap the model in a module that returns them"
+        raise UserError(f"the model returned {shape} for {count} images: {fix}")
     classes = logits.shape[1] if seen is None else seen.setdefault("classes", logits.shape[1])
     if logits.shape[1] != classes:
         raise UserError(f"the model returned {classes} logits for an image, then {logits.shape[1]}: expected as many")

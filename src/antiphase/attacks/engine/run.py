@@ -208,11 +208,11 @@ class _Work:
         """Take finished rows, and record those that count now, in the order of each sample's items."""
         rows = Rows({name: rows[name].cpu() for name in (*_SETTLED, *_COUNTS) if name in rows})
         decided = self.schedule.end(rows)
-        held = Rows.stack([self.held, rows])
-        held = held.take(held["item"] <= self.schedule.last[held["position"]])
-        counts = held["item"] < self.schedule.turn[held["position"]]
-        self.held = held.take(~counts)
-        self._record(held.take(counts))
+        outcomes = Rows.stack([self.held, rows])
+        outcomes = outcomes.take(outcomes["item"] <= self.schedule.last[outcomes["position"]])
+        counts = outcomes["item"] < self.schedule.turn[outcomes["position"]]
+        self.held = outcomes.take(~counts)
+        self._record(outcomes.take(counts))
         for lane in (self.main, self.exact):
             lane.drop(self.schedule.last)
         self._resolve(decided)

@@ -138,6 +138,6 @@ def expected(run: RunOptions, eot: int) -> RunOptions:
 def read_options(options: Mapping[str, Any], attack: str) -> Any:
     """Return an object with all options of an attack as attributes; refuse what is none."""
     if odd := [name for name in options if name not in _DEFAULTS]:
-        wanted = f"expected a parameter of the attack or one of {', '.join(_DEFAULTS)}"
-        raise TypeError(f"attack {attack}: unexpected keyword argument {odd[0]!r}; {wanted}")
+        fix = f"expected a parameter of the attack or one of {', '.join(_DEFAULTS)}"
+        raise TypeError(f"attack {attack}: unexpected keyword argument {odd[0]!r}; {fix}")
     return SimpleNamespace(**{**_DEFAULTS, **options})

@@ -77,8 +77,8 @@ def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
         if match["above"] is None and len(eps) > 1:
             raise UserError(f"{named}: does not say at which ε; expected @ and one of {attacked}")
         below = float(match["below"] or 1) or math.nan
-        wanted = eps[0] if match["above"] is None else float(match["above"]) / below
-        near = [one for one in eps if math.isclose(one, wanted, rel_tol=1e-9)]
+        gate_eps = eps[0] if match["above"] is None else float(match["above"]) / below
+        near = [one for one in eps if math.isclose(one, gate_eps, rel_tol=1e-9)]
         if not near:
             raise UserError(f"{named}: this ε is not attacked; expected one of {attacked}")
         gates.append(Gate(text.strip(), float(match["percent"]) / 100, near[0], match["low"] is not None))
@@ -239,12 +239,12 @@ class AuditOptions(fields.Measurement):
         for setting in (*self.chosen(*_SETTINGS), *self.settings):
             if not any(setting in settings for settings in known.values()):
                 raise UserError(f"attack {self.attack!r}: none of them has a setting {setting!r}; leave it out")
-        each = []
+        options = []
         for name, settings in known.items():
-            own = {setting: None for setting in _SETTINGS if setting not in settings}
+            defaults = {setting: None for setting in _SETTINGS if setting not in settings}
             kept = {key: value for key, value in self.settings.items() if key in settings}
-            each.append(self.model_copy(update={"attack": name, **own, "settings": kept}))
-        return each
+            options.append(self.model_copy(update={"attack": name, **defaults, "settings": kept}))
+        return options
 
     def with_control(self) -> list[Self]:
         """Return the options of each attack, and of its control if that is wanted."""

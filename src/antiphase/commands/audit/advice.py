@@ -23,13 +23,13 @@ def measured() -> list[dict[str, Any]]:
 def advice(models: Sequence[Mapping[str, Any]]) -> str:
     """Return a paragraph on the first differential model that was trained as usual; empty without one."""
     model = next((one for one in models if one["attention"] == "differential" and not one.get("defended")), None)
-    found = measured()
-    helped = [one for one in found if one["verdict"] == "holds" and one["accuracy"][0] >= -_MOST_LOSS]
+    defences = measured()
+    helped = [one for one in defences if one["verdict"] == "holds" and one["accuracy"][0] >= -_MOST_LOSS]
     helped = [one for one in helped if one.get("times", 1.0) <= _MOST_TIME]
     if model is None or not helped:
         return ""
     best = min(helped, key=lambda one: one["asr"][0])
-    absent = ", ".join(one["defence"] for one in found if one["verdict"] == "absent")
+    absent = ", ".join(one["defence"] for one in defences if one["verdict"] == "absent")
     layers, lambdas = len(model["lambda"]), ", ".join(f"{lam:.2f}" for lam in model["lambda"][:3])
     little = f"Too little to matter: {absent}. " if absent else ""
     return (

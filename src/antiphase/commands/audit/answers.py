@@ -51,23 +51,23 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     if lineup is None:
         check_twins(options.model, options.against)
         loaded = load_models([*options.model, *options.against], find_device(options.device), answering=True)
-        asked_of: Any = load_questions(str(options.data), options.limit, not options.quiet)
+        questions: Any = load_questions(str(options.data), options.limit, not options.quiet)
         count = len(options.model)
-        lineup = Lineup(loaded[:count], loaded[count:], asked_of.followed_by(options.suffix))
+        lineup = Lineup(loaded[:count], loaded[count:], questions.followed_by(options.suffix))
     pope: PopeSet = lineup.data
     began, out = time.monotonic(), options.out
     if mute := [card_of(model).spec for model in lineup.everyone if not answers_questions(model)]:
         expected = "expected a vision-language model, as antiphase train-vlm writes it"
         raise UserError(f"{mute[0]}: does not answer questions; {expected}, for {pope.name}")
     models: dict[str, Any] = dict(lineup.by_name)
-    asked = {name: asked_images(pope, model.square) for name, model in models.items()}
-    first = asked[lineup.names[0]]
+    images = {name: asked_images(pope, model.square) for name, model in models.items()}
+    first = images[lineup.names[0]]
     absent = (first.labels == 0).nonzero().flatten().tolist()
     kept = audit.keep_some(first, max(options.eps), absent if len(absent) >= GALLERY_SIZE else ())
-    attacked = list(audit.attacks_of(lineup, options))
-    works = ((name, YesNo(models[name], asked[name].questions), _by_few(one), asked[name]) for name, _, one in attacked)
-    audit.say_time(works, out, context=lambda data: data.which)
-    measured = [(name, *attack_answers(name, model, pope, one, out, kept)) for name, model, one in attacked]
+    attacks = list(audit.attacks_of(lineup, options))
+    jobs = ((name, YesNo(models[name], images[name].questions), _by_few(one), images[name]) for name, _, one in attacks)
+    audit.say_time(jobs, out, context=lambda data: data.which)
+    measured = [(name, *attack_answers(name, model, pope, one, out, kept)) for name, model, one in attacks]
     rows, warnings = audit.combined(measured, options)
     if files := getattr(pope.pictures, "files", None):
         named = pl.DataFrame({"image": pope.pictures.ids.numpy(), "file": list(map(printable, files))})
@@ -79,9 +79,9 @@ def attack(options: AuditOptions, command: str = "", lineup: Lineup | None = Non
     if this_process().first:
         names = lineup.pairs[0] if lineup.twins else lineup.names
         # pictures can be shared by models that see the same pixels
-        shown = {name: models[name] for name in names if asked[name].square == asked[names[0]].square}
+        shown = {name: models[name] for name in names if images[name].square == images[names[0]].square}
         pictures = audit.with_images(rows, list(shown), (options.worst_case or options.names)[0], kept)
-        _write_gallery(pictures, shown, asked[names[0]], kept.eps, out)
+        _write_gallery(pictures, shown, images[names[0]], kept.eps, out)
     settings = audit.attack_settings(options) | {"attacked label": "the answer without an attack"}
     settings |= {"objective": "cross-entropy between no and yes as the first token"}
     warnings = doubts_about(lineup.models, lineup.twins) + warnings
@@ -95,11 +95,11 @@ def attack_answers(
     name: str, model: Any, pope: PopeSet, options: AuditOptions, out: Path, kept: audit.KeptImages | None = None
 ) -> tuple[pl.DataFrame, list[str]]:
     """Attack a model's answer to every question; return rows of ``ASKED_SCHEMA`` and the warnings."""
-    asked = asked_images(pope, model.square)
-    yes_no, few = YesNo(model, asked.questions), _by_few(options)
-    rows, warnings = audit.measure(name, yes_no, asked, few, out, context=asked.which, kept=kept)
-    about = {"sample": asked.ids.numpy(), "samplings": list(map(list, asked.samplings))}
-    about |= {"image": pope.pictures.ids[asked.places].numpy(), "question": asked.asked()}
+    images = asked_images(pope, model.square)
+    yes_no, few = YesNo(model, images.questions), _by_few(options)
+    rows, warnings = audit.measure(name, yes_no, images, few, out, context=images.which, kept=kept)
+    about = {"sample": images.ids.numpy(), "samplings": list(map(list, images.samplings))}
+    about |= {"image": pope.pictures.ids[images.places].numpy(), "question": images.asked()}
     frame = pl.DataFrame(about, schema_overrides={"samplings": pl.List(pl.String)})
     return rows.join(frame, on="sample", maintain_order="left").select(*ASKED_SCHEMA), warnings
 
@@ -116,15 +116,15 @@ def gallery_samples(rows: pl.DataFrame) -> list[int]:
     return order["sample"][:GALLERY_SIZE].to_list()
 
 
-def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], asked: AskedImages, eps: float, out: Path) -> None:
-    gallery = audit.draw_gallery(rows, list(models), asked, eps, gallery_samples(rows))
+def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], data: AskedImages, eps: float, out: Path) -> None:
+    gallery = audit.draw_gallery(rows, list(models), data, eps, gallery_samples(rows))
     answers: dict[str, list[list[str]]] = {}
     if gallery is None:
         (out / "gallery.safetensors").unlink(missing_ok=True)  # of an earlier run
         write_json(out / "questions.json", {"questions": [], "answers": {}})
         return
-    ids = asked.ids.tolist()
-    questions = asked.take([ids.index(sample) for sample in gallery.sample.tolist()]).asked()
+    ids = data.ids.tolist()
+    questions = data.take([ids.index(sample) for sample in gallery.sample.tolist()]).asked()
     for (name, model), adversarial in zip(models.items(), gallery.adversarial, strict=True):
         images = (torch.from_numpy(pixels).to(device_of(model)) for pixels in (gallery.clean, adversarial))
         words = (model.generate(pixels, questions, max_new_tokens=_LONGEST) for pixels in images)
@@ -173,14 +173,14 @@ class AnswersResult(Result):
         return sections
 
 
-def _tables(frame: pl.DataFrame, by: list[str], field: FieldOf) -> list[Table]:
+def _tables(frame: pl.DataFrame, keys: list[str], field: FieldOf) -> list[Table]:
     def budget(eps: float) -> str:
         return eps_label(eps) if eps else "no attack"
 
     tables, line = [], pl.format("{}, {}", "family", "sampling")
-    for names, block in frame.group_by(by, maintain_order=True):
-        *what, attack = map(str, names)
-        name, title = "-".join((*what, attack)), f"{', '.join(what).capitalize()}, {attack_name(attack)}"
+    for names, block in frame.group_by(keys, maintain_order=True):
+        *labels, attack = map(str, names)
+        name, title = "-".join((*labels, attack)), f"{', '.join(labels).capitalize()}, {attack_name(attack)}"
         tables.append(tabulate(name, title, block.with_columns(model=line), ["model"], "eps", field, budget, block))
     return tables
 
@@ -216,8 +216,8 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
         lines.append((label, [estimate_of(row)], sign, row["eps"] == quoted))
     rates = _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
     accuracies = [(row["family"], colors[row["family"]], [estimate_of(row)]) for row in rates if row["family"] in sides]
-    what = "Rise of false yes" if rows else "False yes"
-    figure = answer_figure(what, lines, "Right answers without an attack", accuracies, 0.5)
+    title = "Rise of false yes" if rows else "False yes"
+    figure = answer_figure(title, lines, "Right answers without an attack", accuracies, 0.5)
     return Plot("answer", figure, _words("answer", compared=bool(rows), seeds=shown[0]["seeds"]))
 
 

@@ -60,10 +60,10 @@ class Rate(Part):
 
     @model_validator(mode="after")
     def _check(self) -> "Rate":
-        said = (self.value, self.low, self.high)
+        values = (self.value, self.low, self.high)
         expected = tuple(vars(proportion(min(self.hits, self.n), self.n)).values())[:3]
-        if any(abs(one - other) > _NEAR for one, other in zip(said, expected, strict=True)):
-            texts = ("{:g} [{:g}, {:g}]".format(*numbers) for numbers in (said, expected))
+        if any(abs(one - other) > _NEAR for one, other in zip(values, expected, strict=True)):
+            texts = ("{:g} [{:g}, {:g}]".format(*numbers) for numbers in (values, expected))
             raise ValueError(f"{next(texts)} of {self.n} images: expected {next(texts)}")
         return self
 

@@ -144,23 +144,23 @@ class AuditResult(Result):
         if compared:
             return [self._headline(place, *pair) for place, pair in enumerate(compared.items())]
         model = self.models[0]["name"]
-        own = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
-        middle = own.row((len(own) - 1) // 2, named=True)
+        rates = _of(self.rates.filter(model=model, metric="asr"), self._attack).sort("eps")
+        middle = rates.row((len(rates) - 1) // 2, named=True)
         title = answer("audit.txt", "title_alone", {"model": model}, **middle)
-        shown = own.with_columns(decided=1, difference="value")
+        shown = rates.with_columns(decided=1, difference="value")
         plot = partial(self._plot, "answer-0", [model], [[model]], shown, shown, middle["eps"])
         return [Headline(title, _words("lead_alone", **middle), plot=plot)]
 
-    def _headline(self, place: int, names: tuple[Any, ...], of: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
+    def _headline(self, place: int, names: tuple[Any, ...], comparison: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
-        pairs, frame = of
-        own = _of(frame, self._attack).sort("eps")
-        quoted = own.row(quoted_place(own["decided"].to_list()), named=True)
+        pairs, frame = comparison
+        differences = _of(frame, self._attack).sort("eps")
+        quoted = differences.row(quoted_place(differences["decided"].to_list()), named=True)
         sides = list(zip(*pairs, strict=True))
         named: dict[str, str] = dict(zip(("model", "against"), names, strict=True))
         rates = _of(self.rates.filter(metric="asr", eps=quoted["eps"]), self._attack)
         single = _of(self.comparisons.join(pl.DataFrame(pairs, _PAIR, orient="row"), on=_PAIR), self._attack)
-        values = quoted | {"rates": [rates.filter(pl.col("model").is_in(some))["value"].mean() for some in sides]}
+        values = quoted | {"rates": [rates.filter(pl.col("model").is_in(side))["value"].mean() for side in sides]}
         values["signs"] = [
             (*attack, len(rows), *(rows.filter(decided=sign)["eps"].sort().to_list() for sign in (1, -1)))
             for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
@@ -170,20 +170,20 @@ class AuditResult(Result):
         condition = words.attack_condition(*self._attack, settings.get(self._attack[0], settings).get("steps"))
         values |= {"images": self.accuracy["n"].max(), "condition": condition}
         title, lead = answer("audit.txt", "title", named, **values), _words("lead", **values | named)
-        plot = partial(self._plot, f"answer-{place}", names, sides, own, single, quoted["eps"])
+        plot = partial(self._plot, f"answer-{place}", names, sides, differences, single, quoted["eps"])
         return Headline(title, lead, _words("condition", **values), plot)
 
     def _plot(
-        self, name: str, names: Sequence[str], sides: Sequence[Any], shown: pl.DataFrame, single: pl.DataFrame, at: Any
+        self, name: str, names: Sequence[str], sides: list[Any], shown: pl.DataFrame, single: pl.DataFrame, quoted: Any
     ) -> Plot:
         """Draw differences or rates by ε, those of ``single`` models or pairs as dots, above the accuracies."""
         rows, accuracies = [], []
         for eps, sign in shown.select("eps", "decided").iter_rows():
             estimates = [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()]
-            rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == at))
+            rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == quoted))
         accuracy_of = {row["model"]: words.estimate_of(row) for row in self.accuracy.to_dicts()}
         for one, models in zip(names, sides, strict=True):
-            accuracies.append((one, self.colors[one], [accuracy_of[each] for each in dict.fromkeys(models)]))
+            accuracies.append((one, self.colors[one], [accuracy_of[model] for model in dict.fromkeys(models)]))
         title, below = "Attack success rate", "Accuracy without an attack"
         caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
         figure = figures.answer_figure(title, rows, below, accuracies, figures.chance(self.models))
@@ -238,11 +238,11 @@ class AuditResult(Result):
         return self.rate_figure("asr")
 
     def console(self) -> list[Any]:
-        def shown(tables: list[Table], what: str = "") -> list[Any]:
+        def shown(tables: list[Table], prefix: str = "") -> list[Any]:
             """Single models are left out where their family has a mean."""
             rows = (tuple(row for row in table.rows if row[0].kind != "member") for table in tables)
             pairs = zip(tables, rows, strict=True)
-            return [OnConsole(replace(table, title=what + table.title, rows=own)) for table, own in pairs]
+            return [OnConsole(replace(table, title=prefix + table.title, rows=body)) for table, body in pairs]
 
         robust = self.rate_tables("robust_accuracy") if self.kind == "attack" else []
         return [
@@ -300,7 +300,7 @@ class AuditResult(Result):
         return self._tables("differences", self.comparisons, self.mean_comparisons, _PAIR, field)
 
     def _tables(
-        self, name: str, single: pl.DataFrame, means: pl.DataFrame, sides: list[str], of: FieldOf
+        self, name: str, single: pl.DataFrame, means: pl.DataFrame, sides: list[str], field: FieldOf
     ) -> list[Table]:
         """Tabulate models, or pairs of them, and below them their means over training seeds."""
         families = _FAMILIES[: len(sides)]
@@ -325,12 +325,12 @@ class AuditResult(Result):
             if block["attack"].n_unique() > 1:
                 label, title = f"{name}-{norm}", words.attack_label("each attack", str(norm))
             csv = single.filter(norm=norm)
-            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", of, eps_label, csv))
+            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, eps_label, csv))
         return tables
 
     def lambda_tables(self) -> list[Table]:
         layers = ((model["name"], enumerate(model["lambda"], start=1)) for model in self.models)
-        entries = [{"model": name, "layer": at, "lambda": value} for name, several in layers for at, value in several]
+        entries = [{"model": name, "layer": layer, "lambda": value} for name, lams in layers for layer, value in lams]
         how = ("layer", lambda row: Field(f"{row['lambda']:.3f}"), "layer {}".format)
         return self._by_model("lambda", "λ, mean over the heads of each layer", entries, *how)
 

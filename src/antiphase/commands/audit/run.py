@@ -77,10 +77,10 @@ def measure(
     kept = kept or KeptImages(0.0, frozenset())
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
     results = unchecked(sweep)(*cells.given(cells.attack), nested=options.nested, ids=data.ids)
-    for at in (result for result in results if result.threat.eps == kept.eps):
-        for sample, number in zip(at.ids.tolist(), at.adversarial[:, 0].tolist(), strict=True):
-            wanted = number >= 0 and sample in kept.samples
-            if wanted and (file := cells.places[int(number)] / f"{sample}.npy").exists():
+    for result in (one for one in results if one.threat.eps == kept.eps):
+        for sample, number in zip(result.ids.tolist(), result.adversarial[:, 0].tolist(), strict=True):
+            in_gallery = number >= 0 and sample in kept.samples
+            if in_gallery and (file := cells.places[int(number)] / f"{sample}.npy").exists():
                 kept.files[name, options.attack, sample] = file
     warnings = [*cells.warnings, *(warning for result in results for warning in result.warnings)]
     how = {"attack": options.attack, "norm": options.norm, "attack_seed": options.seed}
@@ -94,11 +94,11 @@ def passes_left(
     cells = _Cells(name, model, data, options, out, Process(), None, KeptImages(0.0, frozenset()))
     counts: list[tuple[int, int] | None] = []
 
-    def count(stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
-        threat: Threat = given[-1]
+    def count(stage: Stage, *args: Any, ids: Tensor, **_: Any) -> AttackResult:
+        threat: Threat = args[-1]
         cache = cells.cache(stage, threat.eps, ids)
-        each = most_passes(stage, classes)
-        counts.append(each and (each[0] * len(cache.missing), each[1] * len(cache.missing)))
+        passes = most_passes(stage, classes)
+        counts.append(passes and (passes[0] * len(cache.missing), passes[1] * len(cache.missing)))
         rows = pl.DataFrame({"sample": ids.numpy()}).join(cache.journal.rows(), on="sample", how="left")
         robust = rows.with_columns(pl.col("success").fill_null(value=False)).fill_null(0)
         return cells.result(stage, threat, ids, robust)
@@ -117,8 +117,8 @@ def _rows(results: list[AttackResult]) -> pl.DataFrame:
         for part in result.stages:
             broken_by |= dict.fromkeys(part.ids[part.success].tolist(), part.attack)
         level = result.frame().select(*_CELL_SCHEMA).cast(pl.Schema(_CELL_SCHEMA))
-        by = pl.Series([broken_by.get(sample) for sample in level["sample"]], dtype=pl.String)
-        level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(by))
+        attacks = pl.Series([broken_by.get(sample) for sample in level["sample"]], dtype=pl.String)
+        level = level.with_columns(eps=pl.lit(result.threat.eps), felled_by=pl.when("success").then(attacks))
         levels.append(level.sort("sample"))
     return pl.concat(levels)
 
@@ -141,14 +141,14 @@ class _Cells:
     @functools.cached_property
     def shared(self) -> dict[str, Any]:
         prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
-        what = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
+        identity = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
         # auto shares the rows of float32: verdicts do not depend on the search's precision
-        what |= {"precision": f"bf16{AGAIN}"} if self.options.precision == "bf16" else {}
-        return what | ({"compile": True} if self.options.compile else {})
+        identity |= {"precision": f"bf16{AGAIN}"} if self.options.precision == "bf16" else {}
+        return identity | ({"compile": True} if self.options.compile else {})
 
     @functools.cached_property
     def position(self) -> dict[int, int]:
-        return {sample: at for at, sample in enumerate(self.data.ids.tolist())}
+        return {sample: index for index, sample in enumerate(self.data.ids.tolist())}
 
     def given(self, attack: Callable[..., AttackResult]) -> tuple[Any, ...]:
         """Return what a sweep is given that calls ``attack`` with each stage and its samples in the stage's place."""
@@ -161,37 +161,37 @@ class _Cells:
         return Ensemble(ensemble.name, tuple(stages)), self.model, unknown, None, threat, self.options.eps
 
     def cache(self, stage: Stage, eps: float, ids: Tensor) -> Cache:
-        what = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
+        identity = self.shared | {"attack": stage.name, "settings": stage.settings, "eps": float(eps)}
         if stage.name == "square":  # searches in float32 in any case
-            what.pop("precision", None)
-        return Cache(self.out, what, _CELL_SCHEMA, ids.tolist(), self.process)
+            identity.pop("precision", None)
+        return Cache(self.out, identity, _CELL_SCHEMA, ids.tolist(), self.process)
 
-    def attack(self, stage: Stage, *given: Any, ids: Tensor, **_: Any) -> AttackResult:
-        threat: Threat = given[-1]
+    def attack(self, stage: Stage, *args: Any, ids: Tensor, **_: Any) -> AttackResult:
+        threat: Threat = args[-1]
         cache = self.cache(stage, threat.eps, ids)
         with cache.filling(slice_size(self.data.image_shape)) as parts:
             for part in parts:
-                at = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
-                how = stage.settings | self.keywords(stage, threat.eps, at, ids[part], cache.journal)
-                own = Threat(self.options.norm, threat.eps)
-                result = stage.attack(self.model, self.data.images(at), None, own, **how)
+                indices = torch.tensor([self.position[sample] for sample in ids[part].tolist()])
+                how = stage.settings | self.keywords(stage, threat.eps, indices, ids[part], cache.journal)
+                ball = Threat(self.options.norm, threat.eps)
+                result = stage.attack(self.model, self.data.images(indices), None, ball, **how)
                 if result.warnings:
                     cache.journal.warn(result.warnings)
                 del result  # its images leave memory before the next are read
-        found = cache.collect()
+        rows = cache.collect()
         self.warnings.extend(cache.warnings)
         self.places.append(cache.journal.directory)
-        return self.result(stage, threat, ids, found)
+        return self.result(stage, threat, ids, rows)
 
-    def result(self, stage: Stage, threat: Threat, ids: Tensor, found: pl.DataFrame) -> AttackResult:
-        found = found.unique("sample", keep="first")  # two runs at once may both write a sample
-        rows = pl.DataFrame({"sample": ids.numpy()}).join(found, on="sample", how="left", maintain_order="left")
+    def result(self, stage: Stage, threat: Threat, ids: Tensor, rows: pl.DataFrame) -> AttackResult:
+        rows = rows.unique("sample", keep="first")  # two runs at once may both write a sample
+        rows = pl.DataFrame({"sample": ids.numpy()}).join(rows, on="sample", how="left", maintain_order="left")
         arrays: dict[str, Any] = {name: rows[name].to_torch() for name in _CELL_SCHEMA if name != "sample"}
         place = torch.full((len(ids), 1), len(self.places) - 1.0, dtype=torch.float64)
         about = {"label": arrays["clean_prediction"], "adversarial": place}
         return AttackResult(stage.name, threat, stage.settings, ids, **about, **arrays)
 
-    def keywords(self, stage: Stage, eps: float, at: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
+    def keywords(self, stage: Stage, eps: float, indices: Tensor, ids: Tensor, journal: Journal) -> dict[str, Any]:
         """Return how to attack some samples so that their rows are kept as they come."""
         options, kept = self.options, self.kept
         last = stage.name == options.ensemble.stages[-1].name and eps in (kept.eps, math.inf)
@@ -201,8 +201,8 @@ class _Cells:
             columns |= {key: results[key][positions].numpy() for key in _CELL_SCHEMA if key != "sample"}
             for position in positions.tolist():
                 # a nearest example that is too far at this ε may serve a larger one
-                found = results["prediction"][position] != results["label"][position]
-                if int(ids[position]) in kept.samples and (last or found):
+                broken = results["prediction"][position] != results["label"][position]
+                if int(ids[position]) in kept.samples and (last or broken):
                     path = journal.directory / f"{ids[position]}.npy"
                     with replacing(path) as temporary, temporary.open("wb") as file:
                         np.save(file, results["adversarial"][position].numpy())
@@ -213,7 +213,7 @@ class _Cells:
         how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision")}
         how |= {"ids": ids, "on_finished": keep, "progress": title}
         how |= {"compile": True} if options.compile else {}
-        return how | ({} if self.context is None else {"context": self.context[at]})
+        return how | ({} if self.context is None else {"context": self.context[indices]})
 
 
 _CARRIED = {
@@ -374,8 +374,8 @@ def keep_some(data: ImageSet, eps: float, among: Sequence[int] = ()) -> KeptImag
 
 def with_images(rows: pl.DataFrame, models: Sequence[str], attack: str, kept: KeptImages) -> pl.DataFrame:
     """Return the rows of the first attack at the gallery's ε of samples of which every model's image was kept."""
-    some = pl.col("model").is_in(list(models)) & pl.col("sample").is_in(kept.samples)
-    rows = rows.filter(some, attack=rows["attack"][0], eps=kept.eps)
+    mask = pl.col("model").is_in(list(models)) & pl.col("sample").is_in(kept.samples)
+    rows = rows.filter(mask, attack=rows["attack"][0], eps=kept.eps)
     of_worst = pl.col("felled_by").fill_null(attack)
     rows = rows.with_columns(by=of_worst if rows["attack"][0] != attack else pl.lit(attack))
     files = [str(kept.files.get(key, "")) for key in rows.select("model", "by", "sample").rows()]
@@ -404,13 +404,13 @@ def draw_gallery(
     shape = (len(models), len(samples))
     shown = pl.DataFrame({"model": models}).join(pl.DataFrame({"sample": samples}), how="cross")
     shown = shown.join(rows, on=["model", "sample"], how="left", maintain_order="left")
-    position = {sample: at for at, sample in enumerate(data.ids.tolist())}
-    some: Any = data.take([position[sample] for sample in samples])
-    clean = some.images(range(len(some))).numpy()
+    position = {sample: index for index, sample in enumerate(data.ids.tolist())}
+    subset: Any = data.take([position[sample] for sample in samples])
+    clean = subset.images(range(len(subset))).numpy()
     adversarial = np.stack(list(map(_read, shown["image"]))).reshape(*shape, *clean.shape[1:])
     before, after = (shown[name].to_numpy().reshape(shape) for name in ("clean_prediction", "prediction"))
-    about = eps, tuple(models), data.class_names, np.array(samples), some.labels.numpy()
-    files = tuple(map(printable, getattr(some, "files", ())))
+    about = eps, tuple(models), data.class_names, np.array(samples), subset.labels.numpy()
+    files = tuple(map(printable, getattr(subset, "files", ())))
     return AttackGallery(*about, clean, adversarial, before, after, files)
 
 
@@ -438,8 +438,8 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
             return
         size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:
-            given = None if context is None else context(data)[:size]
-            forward, backward = _seconds_per_pass(model, data.images(range(size)), options, given, passes[1] > 0)
+            contexts = None if context is None else context(data)[:size]
+            forward, backward = _seconds_per_pass(model, data.images(range(size)), options, contexts, passes[1] > 0)
             total += passes[0] * forward + passes[1] * backward
     if (total := total / process.count) > _SHORT:
         say(f"the attacks take at most about {duration(total)}; broken images take less", err=True)
@@ -469,5 +469,5 @@ def _seconds_per_pass(
         forward = timed(lambda: oracle.forward(rows, images))
         if not backward:
             return forward, 0.0
-        both = timed(lambda: oracle.gradients(rows, images, [lambda logits: logits.logsumexp(1)]))
-    return forward, max(0.0, both - forward)
+        total = timed(lambda: oracle.gradients(rows, images, [lambda logits: logits.logsumexp(1)]))
+    return forward, max(0.0, total - forward)

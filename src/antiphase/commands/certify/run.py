@@ -178,9 +178,9 @@ def paired_differences(rows: pl.DataFrame, pairs: Pairs, radii: Sequence[float])
         right = [(block["prediction"] == block["label"]).to_numpy() for block in blocks]
         sizes = [block["radius"].to_numpy() for block in blocks]
         for radius in radii:
-            held = [hits & (size >= radius) for hits, size in zip(right, sizes, strict=True)]
+            certified = [hits & (size >= radius) for hits, size in zip(right, sizes, strict=True)]
             about = {"model": model, "against": against, "radius": radius}
-            differences.append(about | asdict(paired_difference(*held)))
+            differences.append(about | asdict(paired_difference(*certified)))
     return differences
 
 
@@ -209,11 +209,11 @@ class CertifyResult(Result):
 
         def plot() -> Plot:
             marks = enumerate(zip(shown, signs, strict=True))
-            rows = [(f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, at == quoted) for at, (row, sign) in marks]
+            rows = [(f"R ≥ {row['radius']:g}", [estimate_of(row)], sign, i == quoted) for i, (row, sign) in marks]
             rates = ([estimate_of(model["clean_accuracy"])] for model in models)
             sides = [(name, self.colors[name], rate) for name, rate in zip(named, rates, strict=True)]
-            what, below = "Certified", "Accuracy without smoothing"
-            figure = figures.answer_figure(what, rows, below, sides, figures.chance(models))
+            above, below = "Certified", "Accuracy without smoothing"
+            figure = figures.answer_figure(above, rows, below, sides, figures.chance(models))
             return Plot("answer", figure, _words("answer", compared=bool(comparisons)))
 
         return [Headline(title, _words("lead", **values), _words("condition", **values), plot)]
@@ -225,8 +225,8 @@ class CertifyResult(Result):
 
     def differences(self, other: Self) -> pl.DataFrame:
         models = [result.summary["models"][0] for result in (self, other)]
-        mine, theirs = ([rate["radius"] for rate in model["certified_accuracy"]] for model in models)
-        radii = [radius for radius in sorted({*mine, *theirs}) if radius <= min(mine[-1], theirs[-1])]
+        grid, other_grid = ([rate["radius"] for rate in model["certified_accuracy"]] for model in models)
+        radii = [radius for radius in sorted({*grid, *other_grid}) if radius <= min(grid[-1], other_grid[-1])]
         return pl.DataFrame(paired_differences(*combined_rows(self, other), radii)).rename({"value": "difference"})
 
 

@@ -199,9 +199,9 @@ class _Examination:
                 continue
             small, large, other = (max(one.tensors, key=Tensor.numel).double() for one in calls)
             moved, scaled = (bool((one - large).abs().max() > _SAME * large.abs().max()) for one in (other, small))
-            wanted = bool(initial) and abs(number - right) < 1e-5
-            early |= wanted and moved and scaled
-            if (moved and not scaled) or (wanted and not moved):  # heads, or the weight of their norm
+            matches = bool(initial) and abs(number - right) < 1e-5
+            early |= matches and moved and scaled
+            if (moved and not scaled) or (matches and not moved):  # heads, or the weight of their norm
                 factor *= number
         return early, factor
 
@@ -328,8 +328,8 @@ def paired_by_halves(call: Call) -> bool:
         if places[:half] == places[half:] and all(place and len(place) % batch == 0 for place in places):
             rows = [nn.functional.normalize(one[one != 0].view(batch, -1).double(), dim=-1) for one in flat]
             same = [[bool(((a * b).sum(-1).abs() > 1 - 1e-6).all()) for b in rows] for a in rows]
-            apart = not all(same[at][at + half] for at in range(half))
-            return apart and all(same[at][at + 1] for at in range(0, 2 * half, 2))
+            apart = not all(same[index][index + half] for index in range(half))
+            return apart and all(same[index][index + 1] for index in range(0, 2 * half, 2))
     return False
 
 
@@ -356,9 +356,9 @@ def check(model: Any, **options: Any) -> ModuleCheck:
     ``model`` is a module of tokens (batch, tokens, dim) or of images, or a specification such as
     ``"python:attention.py:DiffAttention?dim=64"``; a UserError says why it cannot be built or run.
     """
-    own = isinstance(model, nn.Module)
-    chosen = CheckOptions(model=type(model).__name__ if own else model, **options)
-    return _checked(chosen, copy.deepcopy(model) if own else None)
+    is_module = isinstance(model, nn.Module)
+    chosen = CheckOptions(model=type(model).__name__ if is_module else model, **options)
+    return _checked(chosen, copy.deepcopy(model) if is_module else None)
 
 
 def answer(options: CheckOptions, _: str) -> Answer:

@@ -54,7 +54,7 @@ def compare(first: Result | str | Path, second: Result | str | Path) -> "Compare
     one, two = map(_settings, records)
     rows = [{"setting": key, "first": one.get(key), "second": two.get(key)} for key in one | two]
     pairs = frame.select("model", "against").unique(maintain_order=True).rows()
-    summary = {"kind": runs[0].kind, "runs": names, "pairs": pairs, "images": [each.get("n") for each in records]}
+    summary = {"kind": runs[0].kind, "runs": names, "pairs": pairs, "images": [entry.get("n") for entry in records]}
     summary |= {"differing_settings": [row for row in rows if row["first"] != row["second"]]}
     summary |= {"differences": frame.to_dicts()}
     settings = {"first": names[0], "second": names[1], "command": runs[0].kind}
@@ -62,8 +62,8 @@ def compare(first: Result | str | Path, second: Result | str | Path) -> "Compare
     record |= {"data": records[0].get("data", "images"), "data_fingerprint": records[0].get("data_fingerprint", "")}
     record["n"] = records[0]["n"] if isinstance(records[0].get("n"), list) else frame.select(pl.max("n")).item()
     record |= finished(Path(), began) | environment_record(torch.device("cpu"))
-    theirs = (f"{name}: {line}" for name, one in zip(names, runs, strict=True) for line in one.warnings)
-    record["warnings"] = [*_left_out(runs, records, frame), *theirs]
+    warnings = (f"{name}: {line}" for name, one in zip(names, runs, strict=True) for line in one.warnings)
+    record["warnings"] = [*_left_out(runs, records, frame), *warnings]
     return CompareResult("compare", in_files({"summary": summary, "run": record}, differences=frame))
 
 
@@ -76,11 +76,11 @@ def _left_out(runs: Sequence[Result], records: Sequence[Mapping[str, Any]], fram
         return ", ".join(words)
 
     for keys in (["task", "data", "setting"], ["attack"], ["norm"], ["eps"]):
-        if all({*keys} <= {*each.columns} for each in (*tables, frame)):
-            held, compared = (
-                {told(row) for each in some for row in each.select(keys).unique().rows()} for some in (tables, [frame])
+        if all({*keys} <= {*rows.columns} for rows in (*tables, frame)):
+            measured, compared = (
+                {told(row) for rows in side for row in rows.select(keys).unique().rows()} for side in (tables, [frame])
             )
-            lost += sorted(held - compared.union(*(told.split(" − ") for told in compared)))
+            lost += sorted(measured - compared.union(*(told.split(" − ") for told in compared)))
     models = {name for record in records for name in record.get("models", ())}
     lost += sorted(models - {name.removesuffix(" (other)") for name in (*frame["model"], *frame["against"])})
     if "part" in frame.columns:
@@ -131,7 +131,7 @@ class CompareResult(Result):
         single = bool(frame["low"].is_null().all())  # one number for each run: metrics of trainings, claims of studies
         rows, shares = frame.rows(named=True), self.summary["kind"] != "sense" and not single
 
-        def what(row: Mapping[str, Any]) -> str:
+        def quantity(row: Mapping[str, Any]) -> str:
             metric = str(row.get("metric", "certified accuracy"))
             parts = [_METRICS.get(metric, metric)]
             if "attack" in row and row["eps"]:
@@ -141,7 +141,7 @@ class CompareResult(Result):
 
         same = pl.col("against") == pl.format("{} (other)", "model")
         return frame.with_row_index().with_columns(
-            what=pl.Series(map(what, rows)),
+            what=pl.Series(map(quantity, rows)),
             pair=pl.when(same).then("model").otherwise(pl.format("{} − {}", "model", "against")),
             place=pl.Series([row[axis] if axis else 0 for row in rows]),
             points=pl.Series([shares or row.get("metric") in _SHARES for row in rows]),
@@ -159,14 +159,14 @@ class CompareResult(Result):
         where = f" at {_AXES[axis]} = {self._head(row['place'])}" if axis in _AXES else ""
         number_ = with_interval(f"{_field(row).text}{' points' * row['points']}", _field(row).notes[0])
         several = self.rows.filter(what=row["what"])["pair"].n_unique() > 1
-        what = row["what"] + f" of {shortened(row['pair'], 24)}" * several
+        quantity = row["what"] + f" of {shortened(row['pair'], 24)}" * several
         side = "higher" if row["decided"] > 0 else "lower"
-        answer = f"No difference shown in {what}"
+        answer = f"No difference shown in {quantity}"
         if row["decided"]:
-            answer = f"{what[0].upper() + what[1:]} {side} in {one} than in {two}"
+            answer = f"{quantity[0].upper() + quantity[1:]} {side} in {one} than in {two}"
         title = f"{answer}: {number_}{where}"
         if row["low"] is None:
-            title = f"{what[0].upper() + what[1:]}, {one} minus {two}: {number_}"
+            title = f"{quantity[0].upper() + quantity[1:]}, {one} minus {two}: {number_}"
         above, below = (int((self.rows["decided"] == sign).sum()) for sign in (1, -1))
         told = (
             f"paired, on images that both runs have. Of {len(self.rows)} differences {above} are decided to be "
@@ -223,8 +223,8 @@ class CompareResult(Result):
                 for (site,), block in rows.group_by("site", maintain_order=True)
             ]
         return [
-            self._table(re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-"), what, block, ["pair"], "place")
-            for (what,), block in self.rows.group_by("what", maintain_order=True)
+            self._table(re.sub(r"[^a-z0-9]+", "-", quantity.lower()).strip("-"), quantity, block, ["pair"], "place")
+            for (quantity,), block in self.rows.group_by("what", maintain_order=True)
         ]
 
     def _table(self, name: str, title: str, rows: pl.DataFrame, down: list[str], across: str) -> Table:

@@ -36,7 +36,7 @@ _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message 
 def answer(_: DoctorOptions, __: str) -> Answer:
     """Print what was found, and return it."""
     report = examine()
-    lines = {name: found or "missing: install antiphase again" for name, found in report["versions"].items()}
+    lines = {name: number or "missing: install antiphase again" for name, number in report["versions"].items()}
     lines |= {f"extra {name}": extra["fix"] or "installed" for name, extra in report["extras"].items()}
     lines |= {device["device"]: device["name"] for device in report["devices"]}
     lines |= {name: report[name]["fix"] or "ready" for name in ("kernels", "compile")}
@@ -58,10 +58,10 @@ def examine() -> dict[str, Any]:
         extras[extra] = _state(None if all(versions.values()) else install(extra))
         extras[extra]["versions"] = versions
     python = {"python": platform.python_version(), "antiphase": version("antiphase")}
-    found = {"versions": python | _versions(None), "extras": extras, "devices": _devices()}
-    found |= {"kernels": _state(missing() or _failure(library))}
-    found |= {"compile": _state(_failure(lambda: check_compiler(find_device("auto"))))}
-    return found | {"data_root": str(data_root()), "data": _data() | _drawn(extras["openmoji"]["fix"])}
+    report = {"versions": python | _versions(None), "extras": extras, "devices": _devices()}
+    report |= {"kernels": _state(missing() or _failure(library))}
+    report |= {"compile": _state(_failure(lambda: check_compiler(find_device("auto"))))}
+    return report | {"data_root": str(data_root()), "data": _data() | _drawn(extras["openmoji"]["fix"])}
 
 
 def _state(fix: str | None) -> dict[str, Any]:

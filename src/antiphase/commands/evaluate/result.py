@@ -85,7 +85,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     independent = [row for row in differences if not find_task(row["task"]).dependent_units] or differences
     dependent = [row for row in differences if row not in independent]
     pairs = list(dict.fromkeys((row["model"], row["twin"]) for row in differences))
-    own = higher, lower, _ = _decided(independent)
+    decisions = higher, lower, _ = _decided(independent)
     shown = max(higher, lower, key=len) or independent
     quoted = next((row for row in shown if row["headline"]), shown[0])
     sides = pairs[0] if len(pairs) == 1 else (f"{len(pairs)} models", "their twins")
@@ -93,7 +93,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     number = points_interval(quoted["difference"], quoted["low"], quoted["high"])
     values = {"pairs": pairs, "few": bool(few), "row": quoted, "heading": heading, "least_seeds": LEAST_SEEDS}
     values |= {"number": f"{points(quoted['difference'])} points" if higher and lower else number}
-    values |= {"own": own, "shared": _decided(dependent)}
+    values |= {"own": decisions, "shared": _decided(dependent)}
     values |= {"units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent))}
     values |= {"others": [_quoted(row) for row in higher + lower if row is not quoted]}
     title = answer("evaluate.txt", "title", dict(zip(("model", "twin"), few or sides, strict=True)), **values)

@@ -114,14 +114,14 @@ def evaluate(
     ]
     told = [cell.task.doubts(cell.name, cell.rows(), cell.source, protocol) for cell in cells]
     told = dict.fromkeys(itertools.chain(*told))
-    said = [*doubts, *_at_chance(summary["results"], sources), *projected, *told]
+    notes = [*doubts, *_at_chance(summary["results"], sources), *projected, *told]
     settings = json.loads(json.dumps(vars(protocol))) | options.chosen("resize")
     settings["tasks"] = list(dict.fromkeys(cell.task.name for cell in cells))
     settings["precision"] = ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells))
     tests = [source.test for source in sources]
     of_data = {"data": titles, "n": list(map(len, tests)), "against": [twin for _, twin in lineup.pairs]}
     of_data |= {"data_fingerprint": [test.fingerprint() for test in tests]}
-    write_run(lineup, options, summary, {"rows": rows}, settings, said, command, began, **of_data)
+    write_run(lineup, options, summary, {"rows": rows}, settings, notes, command, began, **of_data)
     return summary
 
 
@@ -278,8 +278,8 @@ def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, 
         learned_first = sorted(all_tasks(), key=lambda task: not task.learns)  # as stored rows are ordered
         of_paper = [task.name for task in learned_first if task.paper_data and not task.answers]
         others = [name for name in data if name != PAPER]
-        asked = sets or dict.fromkeys(of_paper)
-        sets = {task: names or [*find_task(task).paper_data, *others] for task, names in asked.items()}
+        requests = sets or dict.fromkeys(of_paper)
+        sets = {task: names or [*find_task(task).paper_data, *others] for task, names in requests.items()}
         data = [name for names in sets.values() for name in names or ()]
     named = [name for names in sets.values() for name in names or ()]
     if not data:

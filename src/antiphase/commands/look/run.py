@@ -58,11 +58,11 @@ class LookResult(Result):
         rows, texts = self.frame(), ", ".join(self.summary["texts"][:3])
         blocks = rows.filter(method=rows["method"][0]).partition_by("model", maintain_order=True)[:2]
         names = [shortened(block["model"][0], 18) for block in blocks]
-        what, count = METHODS[rows["method"][0]].label, len(self.summary["images"])
-        title = f"{what} of {listed(self.summary['models'])}, for {texts}"
+        label, count = METHODS[rows["method"][0]].label, len(self.summary["images"])
+        title = f"{label} of {listed(self.summary['models'])}, for {texts}"
         if len(blocks) > 1:
             alike = [_correlation(*pair) for pair in zip(*(block["map"].to_list() for block in blocks), strict=True)]
-            title = f"{what} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
+            title = f"{label} of {' and '.join(names)}: mean correlation {np.mean(alike):.2f}, for {texts}"
         return [Headline(shortened(title[0].upper() + title[1:], TITLE), _READING, f"images: {count}")]
 
     def sections(self) -> list[Section]:
@@ -141,7 +141,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     stored |= {"texts": list(texts), "prompt": options.prompt, "methods": list(methods), "layer": layer}
     stored |= {"scale": options.scale, "left_out": left_out, "maps": maps}
     square = loaded[0].square.at(_SHOWN)  # the same part of the image in view, at another size
-    arrays = {f"image{at}": square(picture).permute(1, 2, 0).numpy() for at, picture in enumerate(pictures)}
+    arrays = {f"image{index}": square(picture).permute(1, 2, 0).numpy() for index, picture in enumerate(pictures)}
     rows = pl.DataFrame(maps, infer_schema_length=None)
     shown = io.BytesIO()
     np.savez_compressed(shown, **arrays)
@@ -193,7 +193,7 @@ def _correlation(*maps: Any) -> float:
     """Return Pearson's correlation of two maps, enlarged to a common grid; NaN if one is constant."""
     side = max(map(len, maps))
     with np.errstate(invalid="ignore"):
-        return float(np.corrcoef([enlarge(np.array(each), side, side).ravel() for each in maps])[0, 1])
+        return float(np.corrcoef([enlarge(np.array(grid), side, side).ravel() for grid in maps])[0, 1])
 
 
 MOST_ROWS = 60  # viewers fail to open taller images

@@ -84,12 +84,12 @@ def differences_of(part: str, rows: pl.DataFrame, pairs: Sequence[tuple[str, str
         values = values.unpivot(metrics, index=["model", "sample", "layer", "site"], variable_name="metric")
     keys, parts = ["site", "layer", "metric"], []
     for pair in pairs:
-        mine, theirs = (values.filter(model=name) for name in pair)
-        both = mine.join(theirs, on=[*keys, "sample"], maintain_order="left")
-        apart = both.with_columns(pl.col("value") - pl.col("value_right")).rename({"metric": "of"})
-        found = sensitivity.means(apart, ["site", "layer", "of"], ["value"], bounded=False)
+        left, right = (values.filter(model=name) for name in pair)
+        joined = left.join(right, on=[*keys, "sample"], maintain_order="left")
+        apart = joined.with_columns(pl.col("value") - pl.col("value_right")).rename({"metric": "of"})
+        means = sensitivity.means(apart, ["site", "layer", "of"], ["value"], bounded=False)
         model, against = map(pl.lit, pair)
-        parts.append(found.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))
+        parts.append(means.select(pl.exclude("metric", "of"), model=model, against=against, metric="of"))
     return pl.concat(parts).rename({"value": "difference"})
 
 
@@ -132,10 +132,10 @@ def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Seq
     plots = [Plot("alignment", _layer_figure(panels, groups), caption)]
     heads, blocks = _HEADS["alignment"], of_site.items()
     tables = [_table(f"alignment-{site}", f"Alignment {sites[site]}", one, heads, groups) for site, one in blocks]
-    for (site,), own in sensitivity.explanation(rows, list(pairs)).group_by(["site"], maintain_order=True):
-        own = own.with_columns(model=pl.col("model") + " / " + pl.col("against"))
+    for (site,), block in sensitivity.explanation(rows, list(pairs)).group_by(["site"], maintain_order=True):
+        block = block.with_columns(model=pl.col("model") + " / " + pl.col("against"))
         title = f"Taken apart {_SITES[str(site)]}, in logarithms"
-        tables.append(_table(f"explanation-{site}", title, own, _HEADS["explanation"], groups))
+        tables.append(_table(f"explanation-{site}", title, block, _HEADS["explanation"], groups))
     kind = dict(rows.select("model", "attention").unique().iter_rows())
     standard = {model: twin for model, twin in pairs if kind[twin] == "softmax"}
     differential = [model for model in kind if kind[model] == "differential"]
@@ -161,7 +161,7 @@ def _terms(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Fa
 def _lipschitz(rows: pl.DataFrame, _: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     frame = sensitivity.means(rows, ["model", "of", "layer", "estimator"], ["value"])
     frame = frame.with_columns(metric=pl.col("estimator"))
-    maps, logits = (frame.filter(of=of) for of in ("map", "logits"))
+    maps, logits = (frame.filter(of=target) for target in ("map", "logits"))
     measured = [estimator for estimator in all_estimators() if estimator.name in frame["metric"]]
     shown = [(estimator.panel, estimator.name) for estimator in measured if estimator.panel]
     panels = [_axis(f"L by {panel}", maps, name, groups, log=True) for panel, name in shown]
@@ -206,9 +206,9 @@ _PARTS = {
 }
 
 
-def _axis(title: str, rows: pl.DataFrame, metric: str, groups: Sequence[Family], *at: Any, **how: Any) -> figures.Axis:
-    own = rows.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
-    return figures.Axis(title, figures.with_means(own, groups, ["layer"], sensitivity.within(metric)), *at, **how)
+def _axis(title: str, rows: pl.DataFrame, metric: str, groups: Sequence[Family], *args: Any, **kw: Any) -> figures.Axis:
+    frame = rows.filter(metric=metric).select("model", "value", "low", "high", layer=pl.col("layer") + 1)
+    return figures.Axis(title, figures.with_means(frame, groups, ["layer"], sensitivity.within(metric)), *args, **kw)
 
 
 def _layer_figure(rows: Sequence[Sequence[figures.Axis]], groups: Sequence[Family]) -> Figure:
@@ -237,23 +237,23 @@ def _table(
 
 def plane_figure(places: pl.DataFrame, family: Family) -> Figure:
     """Draw cosθ over λρ in each layer, the region below the critical cosine shaded, for the layer's γ (Theorem 3)."""
-    own = places.filter(pl.col("model").is_in(family.models))
-    layers = own["layer"].unique().sort().to_list()
-    reach = 1.25 * max(1.0, *own.filter(metric="rho")["value"].fill_nan(0.0).to_list())
+    family_places = places.filter(pl.col("model").is_in(family.models))
+    layers = family_places["layer"].unique().sort().to_list()
+    reach = 1.25 * max(1.0, *family_places.filter(metric="rho")["value"].fill_nan(0.0).to_list())
     columns = min(2, len(layers))
     rows = -(-len(layers) // columns)
     with figures.new_figure(5.0, 0.6 + 2.2 * rows) as figure:
         for place, layer in enumerate(layers, start=1):
             axes = figure.add_subplot(rows, columns, place)
-            _draw_plane(axes, own.filter(layer=layer), family.color, reach)
+            _draw_plane(axes, family_places.filter(layer=layer), family.color, reach)
             axes.set_title(f"layer {layer + 1}", loc="left", fontsize=9.5)
         figure.supxlabel("λρ")
         figure.supylabel("cosθ")
     return figure
 
 
-def _draw_plane(axes: Axes, own: pl.DataFrame, color: str, reach: float) -> None:
-    rhos, cosines, gammas = (own.filter(metric=name).sort("model") for name in ("rho", "cosine", "gamma"))
+def _draw_plane(axes: Axes, places: pl.DataFrame, color: str, reach: float) -> None:
+    rhos, cosines, gammas = (places.filter(metric=name).sort("model") for name in ("rho", "cosine", "gamma"))
     rho, cosine = (float(np.mean(frame["value"].to_numpy())) for frame in (rhos, cosines))
     gamma = float(np.exp(np.mean(np.log(gammas["value"].to_numpy()))))
     if np.isfinite(gamma):
@@ -285,23 +285,23 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     if model is None or "alignment" not in summary:
         return Headline(words["none"].format(model=summary["models"][0]["name"]), words["no_lead"])
     family = next(group for group in families(summary["models"]) if model in group.models)
-    own = [row for row in (*summary["alignment"], *summary["explanation"]) if row["model"] in family.models]
-    own = [row for row in own if row["site"] == "pixels"]
-    layers = {row["layer"] for row in own}
+    rows = [row for row in (*summary["alignment"], *summary["explanation"]) if row["model"] in family.models]
+    rows = [row for row in rows if row["site"] == "pixels"]
+    layers = {row["layer"] for row in rows}
     first, which, seeds = min(layers), shortened(family.name, 14), len(family.models)
     if len(layers) > 1:
         which = words["layer"].format(layer=first + 1, family=which)
     of_models: dict[int, dict[str, list[Estimate]]] = {layer: {} for layer in sorted(layers)}
-    for row in own:
+    for row in rows:
         of_models[row["layer"]].setdefault(row["metric"], []).append(estimate_of(row))
     cosines = {layer: of_metric["cosine"] for layer, of_metric in of_models.items()}
     of_first, within = of_models[first].items(), sensitivity.within
-    first_layer = {metric: figures.mean_line("", some, within(metric)).estimate for metric, some in of_first}
+    first_layer = {metric: figures.mean_line("", estimates, within(metric)).estimate for metric, estimates in of_first}
     (sign,) = decide([first_layer["cosine"]], seeds=seeds)
     over = words["over"].format(seeds=seeds, least=LEAST_SEEDS) if seeds > 1 else ""
-    said: Any = {"cosine": _interval(first_layer["cosine"], 3), "rho": _interval(first_layer["rho"], 2)}
-    said |= {"share": 100 * first_layer["below"].value, "amplification": first_layer["amplification"].value}
-    lead = words["lead"].format(over=over, **said)
+    values: Any = {"cosine": _interval(first_layer["cosine"], 3), "rho": _interval(first_layer["rho"], 2)}
+    values |= {"share": 100 * first_layer["below"].value, "amplification": first_layer["amplification"].value}
+    lead = words["lead"].format(over=over, **values)
     if (ratio := first_layer.get("relative")) is not None:
         most = max(("gamma", "rho", "cosine"), key=lambda part: abs(first_layer[f"by_{part}"].value))
         lead += words["twin"].format(ratio=_interval(ratio, 2, math.exp), most=words[most])
@@ -312,9 +312,9 @@ def headline(summary: Mapping[str, Any]) -> Headline:
 
 def _cosine_plot(family: Family, cosines: Mapping[int, list[Estimate]]) -> Plot:
     within, lines = sensitivity.within("cosine"), []
-    for layer, several in cosines.items():
-        line = figures.mean_line(f"layer {layer + 1}", several, within, marked=not lines)
-        (sign,) = decide([line.estimate], seeds=len(several))
+    for layer, estimates in cosines.items():
+        line = figures.mean_line(f"layer {layer + 1}", estimates, within, marked=not lines)
+        (sign,) = decide([line.estimate], seeds=len(estimates))
         lines.append(replace(line, color=family.color if sign else figures.UNDECIDED))
     forest = figures.Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
     return Plot("answer", figures.forest_figure([forest]), _WORDS["headline"]["answer"])

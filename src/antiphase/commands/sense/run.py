@@ -132,14 +132,14 @@ def sense(
     """
     process = process or this_process()
     size, device = options.batch_size or BATCH_SIZE, device_of(model)
-    identity = {"model": fingerprint(model), "data": data.fingerprint()}
+    prints = {"model": fingerprint(model), "data": data.fingerprint()}
     frames = {}
     for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
         settings = {stored: getattr(options, option) for stored, option in part.settings.items()}
-        what = {"version": part.version, "part": part.name} | identity | settings | part.registered()
+        identity = {"version": part.version, "part": part.name} | prints | settings | part.registered()
         count = len(data) if limit is None else limit
-        wanted = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
-        cache = Cache(out, what, part.stored, wanted, process)
+        samples = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
+        cache = Cache(out, identity, part.stored, samples, process)
         bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
         with bar as advance, cache.filling(size) as batches:
             for positions in batches:
@@ -148,7 +148,7 @@ def sense(
                 frames_of_batch = [frame.select(columns) for frame in part.rows(model, images, ids, options)]
                 cache.journal.append(pl.concat(frames_of_batch))
                 advance(len(positions))
-        rows = described(cache.collect().filter(pl.col("sample").is_in(wanted)), part.schema, name, model)
+        rows = described(cache.collect().filter(pl.col("sample").is_in(samples)), part.schema, name, model)
         order = [column for column in ("site", "layer", "stage", "sample", "head") if column in rows.columns]
         frames[part.name] = rows.sort(order, maintain_order=True)
     return frames
@@ -227,8 +227,8 @@ def lipschitz_rows(model: nn.Module, images: Tensor, ids: Tensor, options: Sense
         lambda x: all_maps(model, x), images, options.radius, options.samples, options.seed, ids
     )
     radius, seed = options.radius, options.seed
-    for (index, name, of, function), sampled in zip([(None, "", "logits", model), *maps], samples, strict=True):
-        about = {"layer": index, "name": name, "of": of, "norm": "l2", "ball": "linf", "eps": radius}
+    for (index, name, target, function), sampled in zip([(None, "", "logits", model), *maps], samples, strict=True):
+        about = {"layer": index, "name": name, "of": target, "norm": "l2", "ball": "linf", "eps": radius}
         slope = lipschitz.power_iteration(function, images, steps=2 * options.steps, seed=seed, ids=ids)
         search = (radius, options.steps, options.points, seed)
         ball = lipschitz.Neighbourhood(function, images, ids, *search, sampled, slope)

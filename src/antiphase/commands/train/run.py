@@ -169,7 +169,7 @@ def _train_clip(options: train.TrainClipOptions, left_out: list[str]) -> Metrics
         numbers = {pairs.name: encoder_numbers(model, pairs) for pairs in held_out}
         if len(numbers) < 2:
             return next(iter(numbers.values()), {})
-        return {f"{name} {metric}": value for name, of in numbers.items() for metric, value in of.items()}
+        return {f"{name} {metric}": value for name, metrics in numbers.items() for metric, value in metrics.items()}
 
     how = _how(options) | {"evaluate": evaluate, "compiled": options.compile}
     if (start := options.from_run) is not None:
@@ -288,13 +288,13 @@ class TrainingResult(Result):
     def differences(self, other: Any) -> pl.DataFrame:
         """Return the differences of the metrics after the last epoch of both; one training each has no interval."""
         last = min(self.summary["epoch"], other.summary["epoch"])
-        mine, theirs = ({row["epoch"]: _numbers(row) for row in each.epochs}[last] for each in (self, other))
-        shared = [name for name in self._drawn() if name in mine and name in theirs]
+        numbers, others = ({row["epoch"]: _numbers(row) for row in result.epochs}[last] for result in (self, other))
+        shared = [name for name in self._drawn() if name in numbers and name in others]
         if not shared:
             raise UserError("compare: the trainings have no metric in common; expected two of one kind")
-        names = [each.directory.name if each.directory else "training" for each in (self, other)]
+        names = [result.directory.name if result.directory else "training" for result in (self, other)]
         metrics = [f"{name.replace('_', ' ')}, epoch {last}" for name in shared]
-        values = [mine[name] - theirs[name] for name in shared]
+        values = [numbers[name] - others[name] for name in shared]
         return without_intervals(pl.DataFrame({"metric": metrics, "difference": values}), *names)
 
     def console(self) -> list[Any]:

@@ -45,11 +45,11 @@ def run(options: TransferOptions, command: str = "") -> None:
     data, parts, doubts = lineup.data, [], lineup.doubts() + notes
     for surrogate in lineup.names:
         for eps in options.eps:
-            found, warnings = _measure(surrogate, eps, lineup, options)
+            frame, warnings = _measure(surrogate, eps, lineup, options)
             about = {"attack": f"{options.attack} from {surrogate}", "norm": options.norm, "eps": eps}
             about |= {"attack_seed": options.seed, "surrogate": surrogate, "felled_by": None}
             shown = enumerate(lineup.by_name.items())
-            parts += [described(found.filter(target=at), TRANSFER_SCHEMA, *one, data, **about) for at, one in shown]
+            parts += [described(frame.filter(target=i), TRANSFER_SCHEMA, *one, data, **about) for i, one in shown]
             doubts += [f"{surrogate}: {warning}" for warning in warnings]
     rows = pl.concat(parts)
     summary = asr.summarise_rates(rows, lineup.about(), ()) | {"comparisons": differences(rows).to_dicts()}
@@ -61,13 +61,13 @@ def run(options: TransferOptions, command: str = "") -> None:
 def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOptions) -> tuple[pl.DataFrame, list[str]]:
     """Return a row for each image and model that is shown the image made on the surrogate, and warnings."""
     models, data, attack = lineup.by_name, lineup.data, options.ensemble
-    what = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
-    what |= {"shown to": [fingerprint(model) for model in models.values()], "seed": options.seed}
-    what |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
+    identity = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
+    identity |= {"shown to": [fingerprint(model) for model in models.values()], "seed": options.seed}
+    identity |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
     # auto shares rows with float32, as in audit
-    what |= {"precision": "bf16"} if options.precision == "bf16" else {}
-    what |= {"compile": True} if options.compile else {}
-    cache = Cache(options.out, what, _CELL_SCHEMA, data.ids.tolist(), this_process())
+    identity |= {"precision": "bf16"} if options.precision == "bf16" else {}
+    identity |= {"compile": True} if options.compile else {}
+    cache = Cache(options.out, identity, _CELL_SCHEMA, data.ids.tolist(), this_process())
     how = {name: getattr(options, name) for name in ("seed", "batch_size", "precision", "compile")}
     how |= {"progress": "" if options.quiet else f"{surrogate} {options.attack} ε={eps_label(eps)}"}
     how |= {"nested": "off", "early_stop": False}
@@ -78,9 +78,9 @@ def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOption
             cache.journal.warn(made.warnings)
             columns = made.frame()
             for number, model in enumerate(models.values()):
-                classes = {"clean_prediction": images, "prediction": made.adversarial}
-                found = {name: pl.Series(logits_of(model, shown).argmax(1).numpy()) for name, shown in classes.items()}
-                frames.append(columns.with_columns(target=pl.lit(number), **found).select(*_CELL_SCHEMA))
+                inputs = {"clean_prediction": images, "prediction": made.adversarial}
+                predictions = {name: pl.Series(logits_of(model, x).argmax(1).numpy()) for name, x in inputs.items()}
+                frames.append(columns.with_columns(target=pl.lit(number), **predictions).select(*_CELL_SCHEMA))
             whole = pl.concat(frames).cast(pl.Schema(_CELL_SCHEMA))
             cache.journal.append(whole)  # at once: a kill leaves a sample whole or missing
     rows = cache.collect().filter(pl.col("sample").is_in(data.ids.tolist()))
@@ -112,9 +112,9 @@ class TransferResult(Result):
     @cached_property
     def rates(self) -> pl.DataFrame:
         """The success rate of each way at each ε, with the two models."""
-        both = pl.col("model").str.split(" → ")
-        found = asr.rates(_ways(self.frame())).filter(metric="asr").sort("eps", maintain_order=True)
-        return found.with_columns(surrogate=both.list.first(), target=both.list.last())
+        ends = pl.col("model").str.split(" → ")
+        rates = asr.rates(_ways(self.frame())).filter(metric="asr").sort("eps", maintain_order=True)
+        return rates.with_columns(surrogate=ends.list.first(), target=ends.list.last())
 
     def headlines(self) -> list[Headline]:
         """Compare both ways between differential and standard attention, or between the first two models."""
@@ -126,8 +126,8 @@ class TransferResult(Result):
         pairs = [(f"{one} → {two}", f"{two} → {one}") for one, two in product(*sides.values())]
         spans = asr.over_images(_ways(self.frame()), pairs).sort("eps").rows(named=True)
         row = spans[quoted_place([(row["image_low"] > 0) - (row["image_high"] < 0) for row in spans])]
-        found = self.rates.filter(eps=row["eps"])
-        ways = [found.filter(pl.col("model").is_in(way))["value"] for way in zip(*pairs, strict=True)]
+        block = self.rates.filter(eps=row["eps"])
+        ways = [block.filter(pl.col("model").is_in(way))["value"] for way in zip(*pairs, strict=True)]
         there, back = (float(rates.to_numpy().mean()) for rates in ways)
         difference = with_interval(f"{points(there - back)} points", percent_range(row["image_low"], row["image_high"]))
         title = f"{' → '.join(sides)} {percent(there)} %, back {percent(back)} %: {difference}"

@@ -68,19 +68,19 @@ def verify(card: str | Path, **options: Any) -> Verification:
 
 def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
-    found = _verified(options)
-    if found.differences:
-        texts = ((f"{one:.6g}" if isinstance(one, float) else str(one) for one in row) for row in found.differences)
+    result = _verified(options)
+    if result.differences:
+        texts = ((f"{one:.6g}" if isinstance(one, float) else str(one) for one in row) for row in result.differences)
         rows = tuple(tuple(map(Field, row)) for row in texts)
         console().print(OnConsole(Table("differences", "", Disagreement._fields, rows, "")))
-    for note in found.notes if not found.confirmed else ():
+    for note in result.notes if not result.confirmed else ():
         say(f"note: {note}")
-    say(repr(found))
-    content = {"card": str(options.card), "name": found.name, "confirmed": found.confirmed}
-    content |= {name: getattr(found, name) for name in ("reason", "numbers", "notes")}
-    content["differences"] = [difference._asdict() for difference in found.differences]
+    say(repr(result))
+    content = {"card": str(options.card), "name": result.name, "confirmed": result.confirmed}
+    content |= {name: getattr(result, name) for name in ("reason", "numbers", "notes")}
+    content["differences"] = [difference._asdict() for difference in result.differences]
     content["out"] = options.out and str(options.out)
-    return content if found.confirmed else Refusal(content)
+    return content if result.confirmed else Refusal(content)
 
 
 def _verified(options: VerifyOptions) -> Verification:
@@ -149,9 +149,9 @@ def _other_inputs(card: RobustnessCard, weights: dict[str, str], data: str) -> s
         return f"the card is of {', '.join(expected)}, its options name {', '.join(weights)}"
     prints = {f"weights of {name}: {one.spec}": (weights[name], one.weights) for name, one in expected.items()}
     prints[f"data: {card.data.dataset}"] = data, card.data.fingerprint
-    for what, (here, there) in prints.items():
+    for label, (here, there) in prints.items():
         if here != there:
-            return f"{what} has SHA-256 {here[:12]}…, the card says {there[:12]}…"
+            return f"{label} has SHA-256 {here[:12]}…, the card says {there[:12]}…"
     return ""
 
 

@@ -106,15 +106,15 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
 
 def from_released(state: State, config: ClipConfig, source: str = "checkpoint") -> State:
     """Rename weights from the released layout to ours; unknown names are kept, so that loading refuses them."""
-    mine: State = {}
+    renamed: State = {}
     left = dict(state)
-    for ours, theirs in _translation(config).items():
-        if all(name in left for name in theirs):
-            parts = [left.pop(name) for name in theirs]
+    for key, names in _translation(config).items():
+        if all(name in left for name in names):
+            parts = [left.pop(name) for name in names]
             if len(parts) > 1 and (len({part.shape for part in parts}) > 1 or not parts[0].ndim):
-                raise UserError(f"{source}: {', '.join(theirs)} have different shapes; {_LAYOUT}")
-            mine[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return mine | left
+                raise UserError(f"{source}: {', '.join(names)} have different shapes; {_LAYOUT}")
+            renamed[key] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return renamed | left
 
 
 def to_released(model: CLIP) -> State:
@@ -123,13 +123,13 @@ def to_released(model: CLIP) -> State:
         raise UserError("the released layout cannot store a logit bias; expected a model of the CLIP loss")
     for tower in (model.config.vision, model.config.text):
         for name, value in _EXPRESSED.items() if tower.attention != "softmax" else ():
-            if (own := getattr(tower, name)) != value:
-                why = f"cannot store {name} {own}, expected {value}"
+            if (setting := getattr(tower, name)) != value:
+                why = f"cannot store {name} {setting}, expected {value}"
                 raise UserError(f"the released layout {why}; use layout antiphase")
     state, released = model.state_dict(), State()
-    for ours, theirs in _translation(model.config).items():
-        parts = state[ours].chunk(len(theirs)) if len(theirs) > 1 else [state[ours]]
-        released |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
+    for key, names in _translation(model.config).items():
+        parts = state[key].chunk(len(names)) if len(names) > 1 else [state[key]]
+        released |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
     return released
 
 
@@ -140,13 +140,13 @@ def _translation(config: ClipConfig) -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for name in names:
         tower = name.partition(".")[0]
-        theirs, attn, inside = name.partition(".attn.")
+        prefix, attn, inside = name.partition(".attn.")
         for old, new in _NAMES if tower == "text" else ():
-            theirs = theirs.replace(old, new)
+            prefix = prefix.replace(old, new)
         if attn:
             inside = (_DIFFERENTIAL if kinds[tower] == "differential" else _STANDARD[tower]).get(inside, inside)
         several = [inside] if isinstance(inside, str) else inside
-        table[name] = [f"{theirs}{attn}{part}" for part in several]
+        table[name] = [f"{prefix}{attn}{part}" for part in several]
     return table
 
 
@@ -172,9 +172,9 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
 
 
 @scheme("diffclip:PATH#lambda_init=0.8", "a released DiffCLIP or its baseline, a file or a hub repository")
-def _diffclip(wanted: Wanted) -> nn.Module:
-    name, _, setting = wanted.name.partition("#")
-    lambda_init = read_lambda_init(wanted.spec, setting) if setting else None
+def _diffclip(request: Wanted) -> nn.Module:
+    name, _, setting = request.name.partition("#")
+    lambda_init = read_lambda_init(request.spec, setting) if setting else None
     path = local_checkpoint(name)
     if path is None:
         fix = "give a path, or download it on a machine with network access"
@@ -193,4 +193,4 @@ def _diffclip(wanted: Wanted) -> nn.Module:
             raise UserError(f"{name}: lambda_init {lambda_init}: no tower has a λ; leave it out")
     model = build_clip(config)
     load_into(model, from_released(state, config, str(path)), str(path))
-    return wanted.loaded(model, name, image_shape=model.image_shape)
+    return request.loaded(model, name, image_shape=model.image_shape)

@@ -27,37 +27,37 @@ OPEN_CLIP_CONFIG = "open_clip_config.json"
 
 
 @scheme("timm:NAME", "any timm classifier, with its pretrained weights, or those of timm:NAME@FILE", random=True)
-def _timm(wanted: Wanted) -> nn.Module:
+def _timm(request: Wanted) -> nn.Module:
     import timm  # seconds to import
     from timm.data.config import resolve_data_config
 
-    name, file = wanted.split()
+    name, file = request.split()
     known = timm.list_models()
     check_known(name.partition(".")[0], known, "timm has no model", "timm.list_models() lists them")
 
     def make(**sizes: int) -> nn.Module:
-        return timm.create_model(name, pretrained=not (file or wanted.random_weights), **sizes)  # pyright: ignore
+        return timm.create_model(name, pretrained=not (file or request.random_weights), **sizes)  # pyright: ignore
 
     with offline_at_once():
-        model = _made(wanted, make, "download them", "pos_embed", "img_size", "in_chans")
+        model = _made(request, make, "download them", "pos_embed", "img_size", "in_chans")
     settings: dict[str, Any] = resolve_data_config(model=model)
     channels, *side = settings["input_size"]
     patches: Any = getattr(getattr(model, "patch_embed", None), "img_size", None)
     settings["input_size"] = (int(getattr(model, "in_chans", channels)), *(patches or side))
-    used = preprocessing.of_timm(settings, wanted.spec)
+    used = preprocessing.of_timm(settings, request.spec)
     tag = str(getattr(model, "pretrained_cfg", {}).get("tag") or "")
     parts = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
     kinds = timm.models.get_arch_pretrained_cfgs(name).values() if file and "." not in name else ()
     known = [resolve_data_config(pretrained_cfg=one.to_dict()) for one in kinds]
     others = len({str([one[part] for part in parts]) for one in known}) > 1
-    return _loaded(wanted, Normalized(model, used.normalize()), model.num_classes, used, tag, others)
+    return _loaded(request, Normalized(model, used.normalize()), model.num_classes, used, tag, others)
 
 
 @scheme("torchvision:NAME", "any torchvision classifier; NAME.WEIGHTS or NAME@FILE for other weights", random=True)
-def _torchvision(wanted: Wanted) -> nn.Module:
+def _torchvision(request: Wanted) -> nn.Module:
     from torchvision import models  # a second to import
 
-    named, file = wanted.split()
+    named, file = request.split()
     name, _, tag = named.partition(".")
     known = models.list_models(module=models)
     check_known(name, known, "torchvision has no classifier", "torchvision.models.list_models() has them all")
@@ -68,57 +68,57 @@ def _torchvision(wanted: Wanted) -> nn.Module:
     weights = choices[tag] if tag else choices.DEFAULT
 
     def make(**sizes: int) -> nn.Module:
-        return models.get_model(name, weights=None if file or wanted.random_weights else weights, **sizes)
+        return models.get_model(name, weights=None if file or request.random_weights else weights, **sizes)
 
-    model = _made(wanted, make, f"download {weights.url}", "pos_embedding", "image_size")
+    model = _made(request, make, f"download {weights.url}", "pos_embedding", "image_size")
     size = getattr(model, "image_size", None)  # of a vision transformer, from its position embeddings
-    used = preprocessing.of_torchvision(weights.transforms(), wanted.spec, size)
+    used = preprocessing.of_torchvision(weights.transforms(), request.spec, size)
     wrapped = Normalized(model, used.normalize()).eval()
-    _, count, _ = probe(wrapped, wanted.spec, used.image_shape)
+    _, count, _ = probe(wrapped, request.spec, used.image_shape)
     others = not tag and len({str(one.transforms()) for one in choices}) > 1
-    return _loaded(wanted, wrapped, count, used, weights.name, others)
+    return _loaded(request, wrapped, count, used, weights.name, others)
 
 
-def _made(wanted: Wanted, make: Callable[..., Any], fix: str, positions: str, size: str, channels: str = "") -> Any:
+def _made(request: Wanted, make: Callable[..., Any], fix: str, positions: str, size: str, channels: str = "") -> Any:
     """Return what ``make`` builds, with the sizes and weights of the specification's file if it names one."""
-    _, file = wanted.split()
-    spec = wanted.spec.partition("@")[0]
+    _, file = request.split()
+    spec = request.spec.partition("@")[0]
     fix = f"{fix} on a machine with network access and give {spec}@FILE, or build the model with --random-weights"
-    with drawn_from(wanted.seed), downloading(f"{spec}: the weights are not available", fix):
+    with drawn_from(request.seed), downloading(f"{spec}: the weights are not available", fix):
         sizes: dict[str, int] = {}
         state: dict[str, Any] = {}
         if file:
             with torch.device("meta"):
-                own = make().state_dict()
-            state = read_state(file, own, sized=False)
-            *_, head = (key for key, x in own.items() if key.endswith(("weight", "bias")) and x.ndim)
-            first = next((key for key, weight in own.items() if weight.ndim == 4), "")
-            place = next((key for key in own if key.endswith(positions)), "")
+                default = make().state_dict()
+            state = read_state(file, default, sized=False)
+            *_, head = (key for key, x in default.items() if key.endswith(("weight", "bias")) and x.ndim)
+            first = next((key for key, weight in default.items() if weight.ndim == 4), "")
+            place = next((key for key in default if key.endswith(positions)), "")
             if head in state and state[head].ndim:
                 sizes["num_classes"] = len(state[head])
             if channels and first in state and state[first].ndim == 4:
                 sizes[channels] = state[first].shape[1]
-            if place in state and first in own and state[place].shape != own[place].shape:
-                tokens, held = own[place].shape[-2], state[place].shape[-2]
+            if place in state and first in default and state[place].shape != default[place].shape:
+                tokens, file_tokens = default[place].shape[-2], state[place].shape[-2]
                 others = tokens - int(tokens**0.5) ** 2  # that are no patches
-                sizes[size] = round(max(held - others, 1) ** 0.5) * own[first].shape[-1]
+                sizes[size] = round(max(file_tokens - others, 1) ** 0.5) * default[first].shape[-1]
         model = make(**sizes)
         if file:
             load_into(model, state, file)
-    check_finite(model.state_dict(), wanted.spec)
+    check_finite(model.state_dict(), request.spec)
     return model
 
 
-def _loaded(wanted: Wanted, model: Any, count: int, used: Preprocessing, tag: str, others: bool) -> nn.Module:
+def _loaded(request: Wanted, model: Any, count: int, used: Preprocessing, tag: str, others: bool) -> nn.Module:
     """Return the model with its card; ``others``: whether weights of its architecture differ in their preprocessing."""
-    name, file = wanted.split()
+    name, file = request.split()
     doubts: tuple[str, ...] = ()
     if file and others:
         doubt = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
-        fix = f"for that of other weights give {wanted.spec.partition('@')[0]}.WEIGHTS@{file}"
-        doubts = (f"{wanted.spec}: {doubt}; {fix}",)
-    tag = "" if file or wanted.random_weights else tag
-    return wanted.loaded(model, name, count, used, class_names=imagenet_names(count), doubts=doubts, tag=tag)
+        fix = f"for that of other weights give {request.spec.partition('@')[0]}.WEIGHTS@{file}"
+        doubts = (f"{request.spec}: {doubt}; {fix}",)
+    tag = "" if file or request.random_weights else tag
+    return request.loaded(model, name, count, used, class_names=imagenet_names(count), doubts=doubts, tag=tag)
 
 
 def imagenet_names(num_classes: int) -> tuple[str, ...] | None:
@@ -168,16 +168,16 @@ def quiet_logging(name: str | None = None) -> Iterator[None]:
 
 
 @scheme("open_clip:NAME/TAG", "any open_clip model, also of a file, NAME@FILE, or an exported directory", random=True)
-def _open_clip(wanted: Wanted) -> nn.Module:
+def _open_clip(request: Wanted) -> nn.Module:
     import open_clip  # seconds to import
 
-    named, file = wanted.split()
+    named, file = request.split()
     base, _, tag = named.partition("/")
-    spec, drawn, folder = f"open_clip:{named}", wanted.random_weights, Path(named).expanduser()
+    spec, drawn, folder = f"open_clip:{named}", request.random_weights, Path(named).expanduser()
     about: dict[str, Any] = {}  # of the weights TAG: their preprocessing and activation
     stored, others = (folder / OPEN_CLIP_CONFIG).is_file(), False
     if stored and (file or drawn):
-        raise UserError(f"{wanted.spec}: {folder} has its own weights; leave out @FILE and --random-weights")
+        raise UserError(f"{request.spec}: {folder} has its own weights; leave out @FILE and --random-weights")
     if not stored:
         models, tags = open_clip.list_models(), open_clip.list_pretrained_tags_by_model(base)
         check_known(base, models, "open_clip has no model", "open_clip.list_models() lists them")
@@ -188,16 +188,16 @@ def _open_clip(wanted: Wanted) -> nn.Module:
         about = {} if drawn else known.get(tag, {})
         parts = ("mean", "std", "interpolation", "resize_mode", "quick_gelu")
         others = not tag and len({str([one.get(part) for part in parts]) for one in known.values()}) > 1
-    what, fix = "the weights are not available", "build the model with --random-weights"
+    fault, fix = "the weights are not available", "build the model with --random-weights"
     once = "load it once with network access"
     if stored:
-        what, once = "cannot be loaded", "export it again"
+        fault, once = "cannot be loaded", "export it again"
         fix = f"correct {folder / OPEN_CLIP_CONFIG} if it was moved"
     elif drawn or file:
-        what = "its text tower or tokenizer is neither cached nor available"
+        fault = "its text tower or tokenizer is neither cached nor available"
         fix = "use one such as open_clip:ViT-B-32"
     place = f"local-dir:{folder}" if stored else base
-    with drawn_from(wanted.seed), quiet_logging(), downloading(f"{spec}: {what}", f"{once}, or {fix}", FAILURES):
+    with drawn_from(request.seed), quiet_logging(), downloading(f"{spec}: {fault}", f"{once}, or {fix}", FAILURES):
         model: Any = open_clip.create_model(
             place,
             pretrained=None if stored or drawn or file else tag,
@@ -214,10 +214,10 @@ def _open_clip(wanted: Wanted) -> nn.Module:
     doubts: tuple[str, ...] = ()
     if file and others:
         doubt = f"a file of weights tells neither activation nor preprocessing; used are {base}'s own, {used}"
-        doubts = (f"{wanted.spec}: {doubt}; for those of other weights give {spec}/TAG@{file}",)
+        doubts = (f"{request.spec}: {doubt}; for those of other weights give {spec}/TAG@{file}",)
     tag = "" if drawn or file or stored else tag
     name = folder.resolve().name if stored else named
-    return wanted.loaded(OpenClip(model, tokenizer, used), name, used=used, doubts=doubts, tag=tag)
+    return request.loaded(OpenClip(model, tokenizer, used), name, used=used, doubts=doubts, tag=tag)
 
 
 class Logits(nn.Module):
@@ -253,12 +253,12 @@ class HuggingFaceDual(ForeignDual):
         return getattr(output, "pooler_output", output)
 
 
-def import_extra(name: str, what: str) -> Any:
-    """Return a module of the extra ``vlm`` that ``what`` needs."""
+def import_extra(name: str, feature: str) -> Any:
+    """Return a module of the extra ``vlm`` that ``feature`` needs."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{what}: needs {name}; install it with {install('vlm')}") from None
+        raise UserError(f"{feature}: needs {name}; install it with {install('vlm')}") from None
 
 
 def pretrained(factory: Any, place: str, spec: str, lacking: bool = False) -> Any:
@@ -269,8 +269,8 @@ def pretrained(factory: Any, place: str, spec: str, lacking: bool = False) -> An
     how = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     model, told = factory.from_pretrained(place, dtype=torch.float32, **how)
     missing, unexpected = sorted(told["missing_keys"]), sorted(told["unexpected_keys"])
-    for name, ours, theirs in sorted(told["mismatched_keys"], key=str):
-        raise UserError(f"{spec}: {name!r} has shape {tuple(ours)}, expected {tuple(theirs)}; see its config.json")
+    for name, shape, expected in sorted(told["mismatched_keys"], key=str):
+        raise UserError(f"{spec}: {name!r} has shape {tuple(shape)}, expected {tuple(expected)}; see its config.json")
     why = f"{spec}: its files lack {len(missing)} of the model's weights, such as {', '.join(missing[:2])}"
     if missing and not lacking:
         raise UserError(f"{why}; expected all, by the names that save_pretrained gives them")
@@ -283,17 +283,17 @@ def pretrained(factory: Any, place: str, spec: str, lacking: bool = False) -> An
 
 
 @scheme("hf:ORG/NAME", "a classifier or dual encoder of transformers, on the hub or in a directory", random=True)
-def _hugging_face(wanted: Wanted) -> nn.Module:
-    spec, name = wanted.spec, wanted.name
+def _hugging_face(request: Wanted) -> nn.Module:
+    spec, name = request.spec, request.name
     transformers = import_extra("transformers", spec)
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
     with quiet(transformers), offline_at_once():
-        with downloading(f"{spec}: cannot be loaded", fix, FAILURES), drawn_from(wanted.seed):
+        with downloading(f"{spec}: cannot be loaded", fix, FAILURES), drawn_from(request.seed):
             config: Any = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
             kind, factory = _kind(transformers, config)
-            if wanted.random_weights:
+            if request.random_weights:
                 model = factory.from_config(config)
             else:
                 model = pretrained(factory, place, spec, lacking=kind == "other")
@@ -305,7 +305,7 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
     check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
-        return wanted.loaded(model, short)
+        return request.loaded(model, short)
     vision = getattr(config, "vision_config", config)
     channels = int(getattr(vision, "num_channels", 3))
     doubts = ()
@@ -336,10 +336,10 @@ def _hugging_face(wanted: Wanted) -> nn.Module:
             names = None
         elif names[0].startswith("tench"):
             names = imagenet_names(count) or names
-        return wanted.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
+        return request.loaded(wrapped, short, count, used, class_names=names, doubts=doubts)
     if not all(hasattr(model, part) for part in ("get_image_features", "get_text_features", "logit_scale")):
         raise UserError(f"{spec}: {type(model).__name__} is not supported; expected a CLIP or SigLIP")
-    return wanted.loaded(HuggingFaceDual(model, tokenizer, used), short, used=used, doubts=doubts)
+    return request.loaded(HuggingFaceDual(model, tokenizer, used), short, used=used, doubts=doubts)
 
 
 def _kind(transformers: Any, config: Any) -> tuple[str, Any]:

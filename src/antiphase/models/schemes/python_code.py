@@ -72,14 +72,14 @@ def code_content(name: str) -> str:
     parts: list[bytes | str] = [source_digest(file)] if file else []
     if weights := settings.get(_WEIGHTS):
         path, which = file_and_set(weights)
-        parts += [each.read_bytes() for each in files_of(path) if each.is_file()] + [which] * bool(which)
+        parts += [shard.read_bytes() for shard in files_of(path) if shard.is_file()] + [which] * bool(which)
     return digest(*parts)[:16] if parts else ""
 
 
 @scheme("python:FILE:CALLABLE", "your own model: what a function of a file or module returns; the file is executed")
-def _python(wanted: Wanted) -> nn.Module:
-    spec = wanted.spec
-    where, function, settings = split_spec(wanted.name)
+def _python(request: Wanted) -> nn.Module:
+    spec = request.spec
+    where, function, settings = split_spec(request.name)
     is_file = where.endswith(".py")
     folder = Path(where).expanduser().resolve().parent if is_file else Path.cwd()
     with importing_from(folder):
@@ -89,21 +89,21 @@ def _python(wanted: Wanted) -> nn.Module:
         load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
         module = guarded(spec, folder, load)
         # an untrained model is drawn from the seed, so that the same command finds its stored rows
-        with drawn_from(wanted.seed):
+        with drawn_from(request.seed):
             model, weights = _built(spec, folder, module, function, settings)
-        if weights is not None and not wanted.random_weights:
+        if weights is not None and not request.random_weights:
             load_into(model, read_state(weights, model.state_dict()), weights)
         device_of(model)  # refuses weights without values
         check_finite(model.state_dict(), spec)
-        if wanted.as_built:
+        if request.as_built:
             return model
         model: Any = to_evaluation(differentiable(model))
-        name, code = wanted.name.rpartition(":")[2], source_digest(file)
+        name, code = request.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
             if not isinstance(square := getattr(model, "square", None), Square):
                 example = "antiphase.data.decoding.Square(224)"
                 raise UserError(f"{spec}: a dual encoder needs an attribute square, such as {example}")
-            return wanted.loaded(model, name, image_shape=(3, square.size, square.size), code=code)
+            return request.loaded(model, name, image_shape=(3, square.size, square.size), code=code)
         stated = getattr(model, "image_shape", None)
         try:
             channels, height, width = map(int, (0, 0, 0) if stated is None else stated)
@@ -111,7 +111,7 @@ def _python(wanted: Wanted) -> nn.Module:
             raise UserError(f"{spec}: image_shape {stated!r}: expected (channels, height, width)") from None
         shape, count, any_size = probe(model, spec, None if stated is None else (channels, height, width))
         names = stated_class_names(model, count, spec)
-        return wanted.loaded(model, name, count, image_shape=shape, class_names=names, any_size=any_size, code=code)
+        return request.loaded(model, name, count, image_shape=shape, class_names=names, any_size=any_size, code=code)
 
 
 def stated_class_names(model: Any, count: int, spec: str) -> tuple[str, ...] | None:
@@ -200,7 +200,7 @@ def source_digest(path: Path) -> str:
             continue
         for name in {name for node in ast.walk(tree) for name in _imports(node)}:
             place = path.parent.joinpath(*name.split("."))
-            left += [each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()]
+            left += [source for source in (place.with_suffix(".py"), place / "__init__.py") if source.is_file()]
     return digest(*(part for file in sorted(sources) for part in (file.name, file.read_bytes())))
 
 
@@ -215,8 +215,8 @@ def _imports(node: ast.AST) -> Iterator[str]:
         yield from accumulate(name.split("."), "{}.{}".format)
 
 
-def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
-    """Run a user's code in a folder; what it raises becomes a ``UserError`` in a line that names ``what`` and place."""
+def guarded(source: str, folder: Path, call: Callable[[], Any]) -> Any:
+    """Run a user's code in a folder; what it raises becomes a ``UserError`` in one line with ``source`` and place."""
     try:
         return call()
     except UserError:
@@ -224,8 +224,8 @@ def guarded(what: str, folder: Path, call: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, SyntaxError):
             place = f" ({Path(error.filename or '').name}, line {error.lineno})"
-            raise UserError(f"{what}: SyntaxError: {error.msg}{place}") from error
+            raise UserError(f"{source}: SyntaxError: {error.msg}{place}") from error
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
-        place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-        raise UserError(f"{what}: raised {type(error).__name__}: {first_line(error)}{place}") from error
+        user_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+        place = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
+        raise UserError(f"{source}: raised {type(error).__name__}: {first_line(error)}{place}") from error

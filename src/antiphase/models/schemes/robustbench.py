@@ -55,8 +55,8 @@ def leaderboard(name: str) -> Entry:
         raise UserError(f"robustbench:{name}: robustbench is not installed; {_INSTALL}") from None
     pattern = rf"### {_DATA[data]}\n.*?#### {threat}, eps=(?P<eps>[\d./]+)(?P<table>.*?)\n###"
     section = re.search(pattern, text, re.DOTALL)
-    found = [] if section is None else _ROW.findall(section["table"])
-    rows = {one: (float(clean) / 100, float(robust) / 100) for one, clean, robust in found}
+    matches = [] if section is None else _ROW.findall(section["table"])
+    rows = {one: (float(clean) / 100, float(robust) / 100) for one, clean, robust in matches}
     check_known(model, list(rows), "RobustBench's leaderboard has no model", "its README has the table")
     assert section is not None
     above, _, below = section["eps"].partition("/")
@@ -64,27 +64,27 @@ def leaderboard(name: str) -> Entry:
 
 
 @scheme("robustbench:NAME", "a model of RobustBench, with its package installed; NAME or DATA/THREAT/NAME")
-def _robustbench(wanted: Wanted) -> nn.Module:
-    data, threat, name = parts_of(wanted.name)
+def _robustbench(request: Wanted) -> nn.Module:
+    data, threat, name = parts_of(request.name)
     try:
         utils: Any = import_module("robustbench.utils")
-        theirs: Any = import_module("robustbench.data").get_preprocessing
+        get_preprocessing: Any = import_module("robustbench.data").get_preprocessing
         kinds: Any = import_module("robustbench.model_zoo.enums")
     except ImportError as error:
-        raise UserError(f"{wanted.spec}: robustbench cannot be imported ({error}); {_INSTALL}") from None
+        raise UserError(f"{request.spec}: robustbench cannot be imported ({error}); {_INSTALL}") from None
     kind = kinds.BenchmarkDataset(data), kinds.ThreatModel(threat)
     fix = f"download them on a machine with network access into {data_root() / 'robustbench'}"
     try:
-        with downloading(f"{wanted.spec}: the weights are not available", fix, (*OFFLINE, ValueError)):
+        with downloading(f"{request.spec}: the weights are not available", fix, (*OFFLINE, ValueError)):
             model = utils.load_model(name, data_root() / "robustbench", *kind).eval()
     except KeyError:
-        raise UserError(f"{wanted.spec}: RobustBench has no such model for {data} and {threat}") from None
+        raise UserError(f"{request.spec}: RobustBench has no such model for {data} and {threat}") from None
     side = 224 if data == "imagenet" else 32
-    _, count, _ = probe(model, wanted.spec, (3, side, side))
+    _, count, _ = probe(model, request.spec, (3, side, side))
     for square in _SQUARES if data == "imagenet" else (Square(32),):
         with suppress(UserError):
             used = Preprocessing(square, (0.0,) * 3, (1.0,) * 3)
             if data == "imagenet":
-                checked(wanted.spec, used, theirs(*kind, name, None))
-            return wanted.loaded(model, name, count, used)
-    raise UserError(f"{wanted.spec}: its preprocessing of pictures is none that can be repeated here ({shown(name)})")
+                checked(request.spec, used, get_preprocessing(*kind, name, None))
+            return request.loaded(model, name, count, used)
+    raise UserError(f"{request.spec}: its preprocessing of pictures is none that can be repeated here ({shown(name)})")

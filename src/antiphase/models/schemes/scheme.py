@@ -80,9 +80,9 @@ def named_spec(text: str) -> NamedSpec:
     return NamedSpec((name or "").strip(), spec.strip(), None if seed is None else int(seed))
 
 
-def downloading(what: str, fix: str, failures: tuple[type[Exception], ...] = OFFLINE) -> AbstractContextManager[None]:
-    """Refuse what cannot be downloaded: ``what`` is the matter, the error in one line, and how to ``fix`` it."""
-    return refusing(what, f"; {fix}", *failures)
+def downloading(fault: str, fix: str, failures: tuple[type[Exception], ...] = OFFLINE) -> AbstractContextManager[None]:
+    """Refuse what cannot be downloaded: ``fault`` is the matter, the error in one line, and how to ``fix`` it."""
+    return refusing(fault, f"; {fix}", *failures)
 
 
 @contextmanager

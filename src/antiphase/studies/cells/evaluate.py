@@ -127,8 +127,8 @@ class Relevance(Measurement):
 
     @property
     def label(self) -> str:
-        asked = f" for {' and '.join(self.texts)}" if self.texts else ""
-        return f"relevance on {self.data}{asked} of {self.model.label}"
+        query = f" for {' and '.join(self.texts)}" if self.texts else ""
+        return f"relevance on {self.data}{query} of {self.model.label}"
 
     def content(self) -> dict[str, str]:
         return {"data": self._pairs(False).fingerprint()[:16]} if ":" in self.data else {}

@@ -93,8 +93,8 @@ class Attack(Measurement):
 
     def factors(self) -> dict[str, Any]:
         # the settings that studies vary
-        asked = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
-        return self.model.factors() | asked | {"data": self.setting}
+        settings = {name: self.settings.get(name) for name in ("restarts", "width", "steps")}
+        return self.model.factors() | settings | {"data": self.setting}
 
     def options(self) -> AuditOptions:
         if not isinstance(self.attack, str):
@@ -194,8 +194,8 @@ class Certified(Measurement):
     def run(self, lab: Lab, folder: Path) -> pl.DataFrame:
         model, data = self.ready(lab, self.limit)
         how: dict[str, Any] = {"sigma": self.sigma, "samples": self.samples, "seed": self.seed}
-        found = smooth(model, data.images(range(len(data))), ids=data.ids, progress=self.label * lab.progress, **how)
-        columns = {"sample": data.ids, "label": data.labels, "prediction": found.prediction, "radius": found.radius}
+        result = smooth(model, data.images(range(len(data))), ids=data.ids, progress=self.label * lab.progress, **how)
+        columns = {"sample": data.ids, "label": data.labels, "prediction": result.prediction, "radius": result.radius}
         return pl.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 

@@ -151,7 +151,7 @@ class AttackAnswers(Measurement):
         return rows.with_columns(pl.col("samplings").list.join(","))
 
     def _pope(self, progress: bool) -> PopeSet:
-        found = load_source(self.data, self.split, self.limit, None, False, False, progress).test
-        if not isinstance(found, PopeSet):
+        data = load_source(self.data, self.split, self.limit, None, False, False, progress).test
+        if not isinstance(data, PopeSet):
             raise UserError(f"{self.data}: no questions of POPE; expected pope, pope:FOLDER or emoji-pope")
-        return found.followed_by(self.suffix)
+        return data.followed_by(self.suffix)

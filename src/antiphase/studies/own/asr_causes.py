@@ -80,14 +80,14 @@ ON_AVERAGE = "mean over ε"
 TINY = 1e-9  # of a margin, slope or distance, before its logarithm
 
 
-def trainings(own: RobustnessBench, seed: int, data: str) -> dict[str, TrainVit]:
+def trainings(scale: RobustnessBench, seed: int, data: str) -> dict[str, TrainVit]:
     """Return the trainings by series; the twins are those of the other studies."""
 
     def train(kind: str, **sizes: Any) -> TrainVit:
-        return own.train(kind, seed, data, **sizes)
+        return scale.train(kind, seed, data, **sizes)
 
     vit, bare = train("vit"), {"head_norm": False, "rescale": False}
-    one_unit = 4.0 + 1.5 / own.sizes.get("dim", 192)  # one hidden unit more in the MLP of each block
+    one_unit = 4.0 + 1.5 / scale.sizes.get("dim", 192)  # one hidden unit more in the MLP of each block
     made = {VIT: vit, DIFFVIT: train("diffvit"), NORMED: train("vit-norm"), BARE: train("diffvit", **bare)}
     made |= {ZERO: train("diffvit", parameterisation="zero"), WIDER: train("vit", mlp_ratio=one_unit)}
     made[BARE_ZERO] = train("diffvit", parameterisation="zero", **bare)
@@ -96,18 +96,18 @@ def trainings(own: RobustnessBench, seed: int, data: str) -> dict[str, TrainVit]
     return made | {SHORTER: replace(vit, recipe=shorter)}
 
 
-def trained(own: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
+def trained(scale: RobustnessBench, seed: int, data: str) -> dict[str, Model]:
     """Return the trained models by series, the controls under names of their own."""
-    models = trainings(own, seed, data)
+    models = trainings(scale, seed, data)
     return {one: model if one in (VIT, DIFFVIT) else Variant(model=model, series=one) for one, model in models.items()}
 
 
 def intervened(model: TrainVit) -> dict[str, Variant]:
     """Return a trained DiffViT under every intervention, by series."""
-    found = {series: Variant(model=model, lam=factor) for series, factor in SCALED.items()}
-    found |= {MEAN: Variant(model=model, negative="mean"), UNIFORM: Variant(model=model, negative="uniform")}
-    found |= {series: Variant(model=model, stopped=branches) for series, branches in STOPPED.items()}
-    return {series: replace(variant, series=series) for series, variant in found.items()}
+    variants = {series: Variant(model=model, lam=factor) for series, factor in SCALED.items()}
+    variants |= {MEAN: Variant(model=model, negative="mean"), UNIFORM: Variant(model=model, negative="uniform")}
+    variants |= {series: Variant(model=model, stopped=branches) for series, branches in STOPPED.items()}
+    return {series: replace(variant, series=series) for series, variant in variants.items()}
 
 
 def nearest(sizes: RobustnessBench, model: Model, data: str) -> Attack:
@@ -223,9 +223,9 @@ class Measured:
 
     def differences(self, eps: float) -> dict[str, Matrix]:
         broken = self.broken(DIFFVIT, eps)
-        found = {"as measured": broken - self.broken(VIT, eps)}
-        found[AT_MARGINS] = self.even(DIFFVIT, eps) - self.even(VIT, eps)
-        return found | ({AT_LOSS: broken - self.at_loss(eps)} if self.losses else {})
+        gaps = {"as measured": broken - self.broken(VIT, eps)}
+        gaps[AT_MARGINS] = self.even(DIFFVIT, eps) - self.even(VIT, eps)
+        return gaps | ({AT_LOSS: broken - self.at_loss(eps)} if self.losses else {})
 
     def cosines(self, series: str) -> Matrix:
         """Return cosθ between the gradients that reach the image through A1 and through A2 with the same cotangent.
@@ -291,15 +291,15 @@ def draw(rows: RowsByTable) -> Artefact:
     sets = rows["attack"]["data"].unique(maintain_order=True).to_list()
     for data in sets:
         measured = Measured({name: frame.filter(data=data) for name, frame in rows.items()})
-        of = f", {data}" if len(sets) > 1 else ""
+        suffix = f", {data}" if len(sets) > 1 else ""
         if not measured.seeds:
-            notes.append(f"No training seed is finished yet{of}.")
+            notes.append(f"No training seed is finished yet{suffix}.")
             continue
-        stem = f"causes-{data}" if of else "causes"
+        stem = f"causes-{data}" if suffix else "causes"
         both = in_both_orders(measured)
-        plots += _plots(measured, of, stem, both)
-        sheets += parts_tables(both, of, stem) + _tables(measured, of, stem)
-        notes.append(_sentence(measured, both, of))
+        plots += _plots(measured, suffix, stem, both)
+        sheets += parts_tables(both, suffix, stem) + _tables(measured, suffix, stem)
+        notes.append(_sentence(measured, both, suffix))
     return Artefact(plots, sheets, notes=[*notes, PAPER.words["notes"]["limits"]])
 
 
@@ -323,24 +323,24 @@ def parts_panels(parts: pl.DataFrame, title: str) -> tuple[Panel, ...]:
 
 def in_both_orders(measured: Measured) -> pl.DataFrame:
     """Return the parts of the difference at every ε and on average, by both orders of the steps."""
-    each = {eps: measured.parts(eps) | measured.other_order(eps) for eps in EPS}
-    means = {name: np.mean([parts[name] for parts in each.values()], axis=0) for name in each[EPS[0]]}
+    by_eps = {eps: measured.parts(eps) | measured.other_order(eps) for eps in EPS}
+    means = {name: np.mean([parts[name] for parts in by_eps.values()], axis=0) for name in by_eps[EPS[0]]}
     entries = [(name, ON_AVERAGE, as_difference(_mean(matrix))) for name, matrix in means.items()]
-    return pl.concat([_by_eps(measured, each.__getitem__), _frame(measured, entries)], how="diagonal")
+    return pl.concat([_by_eps(measured, by_eps.__getitem__), _frame(measured, entries)], how="diagonal")
 
 
-def parts_tables(parts: pl.DataFrame, of: str, stem: str) -> list[Table]:
+def parts_tables(parts: pl.DataFrame, suffix: str, stem: str) -> list[Table]:
     """Return the table of the parts of the difference."""
     named = parts.with_columns(pl.col("series").replace(PAPER.words["parts"]))
-    return tables(named, PAPER.words["tables"]["parts"] + of, f"{stem}-parts", "series", "column", index="part")
+    return tables(named, PAPER.words["tables"]["parts"] + suffix, f"{stem}-parts", "series", "column", index="part")
 
 
-def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
+def _plots(measured: Measured, suffix: str, stem: str, parts: pl.DataFrame) -> list[Plot]:
     rate, difference, minus = "attack success rate", "difference in ASR", "DiffViT − ViT"
     factors = SCALED | {DIFFVIT: 1.0}
 
     def at(frame: pl.DataFrame, places: Mapping[str, float], title: str, x: str, **style: Any) -> tuple[Panel, ...]:
-        return _at(frame, places, f"{title}{of}", x, rate, **style)
+        return _at(frame, places, f"{title}{suffix}", x, rate, **style)
 
     def bars(names: Mapping[str, str]) -> Any:
         asr = _rates(measured, names).filter(pl.col("eps").is_in(EPS[1:3]))
@@ -354,8 +354,8 @@ def _plots(measured: Measured, of: str, stem: str, parts: pl.DataFrame) -> list[
         ],
         "maps": bars({DIFFVIT: "as trained"} | {name: name for name in (MEAN, UNIFORM, *STOPPED)}),
         "controls": bars(TRAINED),
-        "remaining": panels(remaining, f"{minus}{of}", "eps", ("ε", difference), scale="eps", **style),
-        "parts": parts_panels(parts, f"{minus}{of}"),
+        "remaining": panels(remaining, f"{minus}{suffix}", "eps", ("ε", difference), scale="eps", **style),
+        "parts": parts_panels(parts, f"{minus}{suffix}"),
     }
     return [PAPER.plot(f"{stem}-{name}", some, caption=name) for name, some in drawn.items()]
 
@@ -364,7 +364,7 @@ def _placed(names: Iterable[str]) -> dict[str, float]:
     return {name: float(number) for number, name in enumerate(names)}
 
 
-def _tables(measured: Measured, of: str, stem: str) -> list[Table]:
+def _tables(measured: Measured, suffix: str, stem: str) -> list[Table]:
     # clean predictions of the others are the trained model's
     known = [name for name in SERIES if name not in STOPPED]
     accuracy = [(name, "clean accuracy", as_share(_mean(measured.correct(name)))) for name in known]
@@ -386,19 +386,19 @@ def _tables(measured: Measured, of: str, stem: str) -> list[Table]:
     }
     made, titles = [], PAPER.words["tables"]
     for name, (frame, index, style) in shown.items():
-        made += tables(frame, titles[name] + of, f"{stem}-{name}", "series", "column", index=index, **style)
+        made += tables(frame, titles[name] + suffix, f"{stem}-{name}", "series", "column", index=index, **style)
     return made
 
 
-def _sentence(measured: Measured, parts: pl.DataFrame, of: str) -> str:
+def _sentence(measured: Measured, parts: pl.DataFrame, suffix: str) -> str:
     """Return how the difference in ASR, its mean over ε, falls into parts, by both orders of the steps, in words."""
-    own, words = parts.filter(column=ON_AVERAGE), {}
-    for series, *numbers in own.select("series", "value", "low", "high", "n").iter_rows():
+    means, words = parts.filter(column=ON_AVERAGE), {}
+    for series, *numbers in means.select("series", "value", "low", "high", "n").iter_rows():
         value, interval = signed(Estimate(*numbers), "points")
         words[series] = f"{value.removesuffix(' points')} {interval}"
-    cosines = {name: " ".join(signed(_mean(measured.cosines(name)), "")) for name in (DIFFVIT, NORMAL[DIFFVIT])}
-    uniform, normal = cosines.values()
-    return filled(PAPER.words["notes"]["parts"], parts=words, of=of, over=over(own), uniform=uniform, normal=normal)
+    starts = {"uniform": DIFFVIT, "normal": NORMAL[DIFFVIT]}
+    cosines = {start: " ".join(signed(_mean(measured.cosines(name)), "")) for start, name in starts.items()}
+    return filled(PAPER.words["notes"]["parts"], parts=words, of=suffix, over=over(means), **cosines)
 
 
 _GEOMETRIC = {"margin m": "margin", "gradient ‖g‖₁": "norm1", "‖g_1‖₂": "positive", "‖g_2‖₂": "negative"}
@@ -415,20 +415,20 @@ def _distances(measured: Measured) -> Iterator[Entry]:
 
 def _quantities(measured: Measured, models: Iterable[str], *names: str) -> Iterator[Entry]:
     """Yield quantities of some models by name: geometric means of margins and gradients, and means of others."""
-    of: dict[str, Callable[[str], Estimate]] = {
+    estimators: dict[str, Callable[[str], Estimate]] = {
         "training loss": lambda series: _mean(measured.losses[series]),
         "cosθ": lambda series: _mean(measured.cosines(series)),
         "κ": lambda series: _geometric(np.log(measured.gains(series))),
     }
     for name, column in _GEOMETRIC.items():
-        of[name] = lambda series, column=column: _geometric(_log(measured.of(series, column)))
-    return ((series, name, of[name](series)) for series in models for name in names)
+        estimators[name] = lambda series, column=column: _geometric(_log(measured.of(series, column)))
+    return ((series, name, estimators[name](series)) for series in models for name in names)
 
 
 def _at_each_eps(measured: Measured, words: str, values: Callable[[float], Matrix]) -> list[Check]:
-    found = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
-    mean, *each = map(_mean, [np.mean(found, axis=0), *found]) if found else [None] * (1 + len(EPS))
-    beside = [Check(f"{words} at {eps_label(eps)}", one, decides=False) for eps, one in zip(EPS, each, strict=True)]
+    matrices = [values(eps).astype(float) for eps in EPS] if measured.seeds else []
+    mean, *by_eps = map(_mean, [np.mean(matrices, axis=0), *matrices]) if matrices else [None] * (1 + len(EPS))
+    beside = [Check(f"{words} at {eps_label(eps)}", one, decides=False) for eps, one in zip(EPS, by_eps, strict=True)]
     return [Check(f"{words} mean over ε", mean), *beside]
 
 

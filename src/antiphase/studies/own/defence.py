@@ -73,8 +73,8 @@ def split_series(rows: pl.DataFrame) -> pl.DataFrame:
 
 def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Return PGD over ε, AutoAttack, and the further attacks, with whether an image is right under attack."""
-    held = (pl.col("clean_prediction") == pl.col("label")) & ~pl.col("success")
-    attacks = rows["attack"].with_columns(robust=held.cast(pl.Float64))
+    robust = (pl.col("clean_prediction") == pl.col("label")) & ~pl.col("success")
+    attacks = rows["attack"].with_columns(robust=robust.cast(pl.Float64))
     over_eps = (pl.col("attack") == "pgd") & (pl.col("restarts").fill_null(1) == 1) & (pl.col("eps") < 0.5)
     whole = pl.col("attack") == "autoattack"
     return attacks.filter(over_eps), attacks.filter(whole), attacks.filter(~over_eps & ~whole)
@@ -83,18 +83,18 @@ def evaluated(rows: RowsByTable) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFra
 def draw_defences(rows: RowsByTable, name: str) -> Artefact:
     """Draw robust against clean accuracy, and tables of accuracy, robust accuracy and ASR."""
     pgd, autoattack, _ = map(split_series, evaluated(rows))
-    clean = estimates(split_series(rows["accuracy"]), ["data", "model", "defence"], CORRECT)
-    robust = estimates(autoattack, ["data", "model", "defence", "eps"], pl.col("robust"))
-    at = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
-    placed = at.join(clean.select("data", "model", "defence", x=pl.col("value") * 100), on=["data", "model", "defence"])
-    times = {one["defence"]: one.get("times", 1.0) for one in measured()}
-    placed = placed.with_columns(pl.col("defence").replace_strict(times, default=1.0).alias(SIZE))
+    keys = ["data", "model", "defence"]
+    clean = estimates(split_series(rows["accuracy"]), keys, CORRECT)
+    robust = estimates(autoattack, [*keys, "eps"], pl.col("robust"))
+    points = robust.filter((pl.col("eps") - AT).abs() < 1e-9)
+    size = pl.col("defence").replace_strict({one["defence"]: one.get("times", 1.0) for one in measured()}, default=1.0)
+    points = points.join(clean.select(*keys, x=pl.col("value") * 100), on=keys).with_columns(size.alias(SIZE))
     labels = ("clean accuracy (%)", "robust accuracy, AutoAttack at 2/255")
-    drawn = panels(placed.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
+    drawn = panels(points.with_columns(series="defence"), "{model}, {data}", "x", labels, percent=True)
     listed = tables(clean, "Clean accuracy, {data}", f"{name}-accuracy-{{data}}", "defence", "model", index="defence")
     title = "Robust accuracy of {model} under AutoAttack, {data}"
     listed += tables(robust, title, f"{name}-robust-{{model}}-{{data}}", "defence", IN_255THS, index="defence")
-    rates = estimates(pgd, ["data", "model", "defence", "eps"], ASR)
+    rates = estimates(pgd, [*keys, "eps"], ASR)
     title = "ASR of {model} under PGD, {data}"
     listed += tables(rates, title, f"{name}-asr-{{model}}-{{data}}", "defence", IN_255THS, index="defence")
     return Artefact([PAPER.plot("defence", drawn)], listed)
@@ -124,8 +124,8 @@ def draw(rows: RowsByTable) -> Artefact:
 
 def checks(rows: RowsByTable) -> Checks:
     """Check of each defence whether it lowers DiffViT's ASR, and lifts its robust accuracy above the natural ViT's."""
-    found = {key: some for name in DEFENCES for key, some in defence_checks(rows, DIFFVIT, name).items()}
-    return found | {"fast-gap-remains": gap_remains(rows, DIFFVIT, "fast")}
+    claims = {key: some for name in DEFENCES for key, some in defence_checks(rows, DIFFVIT, name).items()}
+    return claims | {"fast-gap-remains": gap_remains(rows, DIFFVIT, "fast")}
 
 
 def defence_checks(rows: RowsByTable, kind: str, name: str, prefix: str = "", eps: float = AT) -> Checks:

@@ -43,9 +43,9 @@ def _alike_cells(profile: Profile) -> list[Cell]:
 
 
 def _alike_checks(rows: RowsByTable) -> Checks:
-    found = {key: some for name in OF_V2 for key, some in defence.defence_checks(rows, V2, name, "v2-").items()}
-    found |= {f"v2-{name}-gap-remains": defence.gap_remains(rows, V2, name) for name in HELPFUL}
-    return found | {f"{name}-gap-remains": defence.gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
+    claims = {key: some for name in OF_V2 for key, some in defence.defence_checks(rows, V2, name, "v2-").items()}
+    claims |= {f"v2-{name}-gap-remains": defence.gap_remains(rows, V2, name) for name in HELPFUL}
+    return claims | {f"{name}-gap-remains": defence.gap_remains(rows, DIFFVIT, name) for name in HELPFUL[1:]}
 
 
 _draw_alike = partial(defence.draw_defences, name="defence-alike")
@@ -96,9 +96,9 @@ _RADIUS = pl.when(pl.col("prediction") == pl.col("label")).then("radius").otherw
 
 def _both(rows: RowsByTable) -> pl.DataFrame:
     """Return images that one run of PGD made at 2/255: on the model itself, or on the undefended one."""
-    own = rows["attack"].with_columns(made_on=pl.lit("itself"))
-    other = rows["transfer"].with_columns(made_on=pl.lit("undefended"))
-    return pl.concat([own.select(set(own.columns) & set(other.columns)), other], how="diagonal")
+    attacks = rows["attack"].with_columns(made_on=pl.lit("itself"))
+    transfers = rows["transfer"].with_columns(made_on=pl.lit("undefended"))
+    return pl.concat([attacks.select(set(attacks.columns) & set(transfers.columns)), transfers], how="diagonal")
 
 
 def _draw_certified(rows: RowsByTable) -> Artefact:
@@ -113,14 +113,14 @@ def _draw_certified(rows: RowsByTable) -> Artefact:
 
 def _certified_checks(rows: RowsByTable) -> Checks:
     radii, attacks = rows["certified"], _both(rows)
-    found: dict[str, list[Check]] = {"transfer-breaks-less": []}
+    claims: dict[str, list[Check]] = {"transfer-breaks-less": []}
     for name in HELPFUL:
         how = {"value": _RADIUS, "what": "average certified radius", "unit": ""}
-        found[f"{name}-certifies-more"] = higher(radii, f"{DIFFVIT}, {name}", than=DIFFVIT, **how)
+        claims[f"{name}-certifies-more"] = higher(radii, f"{DIFFVIT}, {name}", than=DIFFVIT, **how)
     for name in defence.DEFENCES:
         some, words = attacks.filter(series=f"{DIFFVIT}, {name}"), f"ASR of {DIFFVIT}, {name}: own images − transferred"
-        found["transfer-breaks-less"] += apart(some, "made_on", "itself", "undefended", ASR, words, "points")
-    return found
+        claims["transfer-breaks-less"] += apart(some, "made_on", "itself", "undefended", ASR, words, "points")
+    return claims
 
 
 DEFENCE_CERTIFIED = PAPER.study(

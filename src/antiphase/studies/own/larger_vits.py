@@ -157,9 +157,9 @@ LARGER_ATTACKS = _study("larger-attacks", _attack_cells, _draw_attacks, _attack_
 
 
 def _layer_checks(rows: RowsByTable) -> Checks:
-    found = sensitivity_checks(_as_twins(rows))
-    del found["cancels-more-when-deep"]  # all have one layer
-    return found
+    claims = sensitivity_checks(_as_twins(rows))
+    del claims["cancels-more-when-deep"]  # all have one layer
+    return claims
 
 
 LARGER_LAYERS = _study(
@@ -188,8 +188,8 @@ def _settings_of(profile: Profile, **which: Any) -> dict[str, str]:
     return larger_settings(profile) | {IN_SHORT: vits_in_short(_each(profile, **which))}
 
 
-def _clean(rows: RowsByTable, factor: str, said: str, name: str) -> list[Table]:
-    kind = pl.format(f"{{}}, {said} {{}}", "series", factor)
+def _clean(rows: RowsByTable, factor: str, label: str, name: str) -> list[Table]:
+    kind = pl.format(f"{{}}, {label} {{}}", "series", factor)
     clean = estimates(_as_twins(rows)["accuracy"].with_columns(series=kind), ["series", "data"], CORRECT)
     return tables(clean, "Clean accuracy", f"{name}-accuracy", "series", "data")
 

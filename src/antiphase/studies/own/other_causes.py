@@ -18,28 +18,28 @@ from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 _LARGER = "larger "  # before the names of models, so that their cells have names of their own
 
 
-def ladder(own: RobustnessBench, seed: int, data: str, start: str, before: str = "") -> dict[str, TrainVit]:
+def ladder(scale: RobustnessBench, seed: int, data: str, start: str, before: str = "") -> dict[str, TrainVit]:
     """Return the models of the two ladders of *Causes*, at other sizes and from other initial weights."""
-    sizes = {**own.sizes, **({"initial_weights": start} if start != "uniform" else {})}
-    models = causes.trainings(replace(own, sizes=sizes), seed, data)
+    sizes = {**scale.sizes, **({"initial_weights": start} if start != "uniform" else {})}
+    models = causes.trainings(replace(scale, sizes=sizes), seed, data)
     return {name: replace(models[name], called=before + name) for name in causes.STEPS}
 
 
-def _cells(profile: Profile, own: RobustnessBench, starts: Sequence[str], before: str) -> list[Cell]:
+def _cells(profile: Profile, scale: RobustnessBench, starts: Sequence[str], before: str) -> list[Cell]:
     """Return PGD, accuracy and margins of each model, and the least perturbation of DiffViT."""
     made = list[Cell]()
-    for data, start, seed in product(own.data, starts, seeds_of(profile)):
-        models = ladder(own, seed, data, start, before)
+    for data, start, seed in product(scale.data, starts, seeds_of(profile)):
+        models = ladder(scale, seed, data, start, before)
         for name, model in models.items():
-            margin = Margin(model=model, data=data, limit=own.images, gradients=name == DIFFVIT)
-            made += [own.attack(model), own.accuracy(model), margin]
-        made.append(causes.nearest(own, models[DIFFVIT], data))
+            margin = Margin(model=model, data=data, limit=scale.images, gradients=name == DIFFVIT)
+            made += [scale.attack(model), scale.accuracy(model), margin]
+        made.append(causes.nearest(scale, models[DIFFVIT], data))
     return made
 
 
 def _study(
     name: str,
-    own: Callable[[Profile], RobustnessBench],
+    bench_of: Callable[[Profile], RobustnessBench],
     starts: Sequence[str],
     settings: Callable[[Profile], dict[str, str]],
     before: str = "",
@@ -62,7 +62,7 @@ def _study(
 
     return PAPER.study(
         name,
-        lambda profile: _cells(profile, own(profile), starts, before),
+        lambda profile: _cells(profile, bench_of(profile), starts, before),
         draw,
         lambda rows: causes.ladder_checks(causes.Measured(named(rows))),
         settings,

@@ -62,9 +62,9 @@ def note_of(pair: tuple[str, str]) -> str:
         states = [timm.create_model(name).state_dict() for name in pair]
     one, two = ({name: x.shape for name, x in state.items() if "blocks." not in name} for state in states)
     unequal = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-    found = [*twin_doubts(*cards), *(f"shape of {name} differs" for name in unequal)]
+    doubts = [*twin_doubts(*cards), *(f"shape of {name} differs" for name in unequal)]
     size = "×".join(map(str, cards[0].image_shape))
-    return "; ".join(found) or f"as its twin {pair[1]}: tag {cards[0].tag}, input {size}, preprocessing, shapes"
+    return "; ".join(doubts) or f"as its twin {pair[1]}: tag {cards[0].tag}, input {size}, preprocessing, shapes"
 
 
 def _clip(seed: int) -> nn.Module:
@@ -77,17 +77,17 @@ def _diffclip(seed: int) -> nn.Module:
 
 def models(profile: Profile) -> list[Given | Own]:
     """Return all twins, with weights of the hub or of ``released-twins/NAME.safetensors`` below the data folder."""
-    smoke, found = profile.name == "smoke", list[Any]()
+    smoke, twins = profile.name == "smoke", list[Any]()
     for name, pair in TIMM.items():
         note = note_of(pair)
         for series, weights in zip(PAIRS[name], pair, strict=True):
             file = data_root() / "released-twins" / f"{weights}.safetensors"
             spec = f"timm:{weights}" + (f"@{file}" if file.is_file() and not smoke else "")
-            found.append(replace(given(spec, series, note=note * (series == name)), random_weights=smoke))
+            twins.append(replace(given(spec, series, note=note * (series == name)), random_weights=smoke))
     if not smoke:
-        return [*found, *released()]
+        return [*twins, *released()]
     small = {"image_shape": (3, 64, 64), "num_classes": 10}
-    return [*found, Own(build=_diffclip, series="DiffCLIP", **small), Own(build=_clip, series="CLIP", **small)]
+    return [*twins, Own(build=_diffclip, series="DiffCLIP", **small), Own(build=_clip, series="CLIP", **small)]
 
 
 def cells(profile: Profile) -> list[Cell]:

@@ -103,19 +103,19 @@ def draw(rows: RowsByTable) -> Artefact:
         "lipschitz": ("ln of the map's local Lipschitz constant, power iteration", maps, pl.col("value").log()),
     }
     for name, (title, frame, value) in numbers.items():
-        found = estimates(frame, kind, value, "number")
-        listed += tables(found, title, f"variants-{name}", "series", "data", percent=False, digits=2)
+        means = estimates(frame, kind, value, "number")
+        listed += tables(means, title, f"variants-{name}", "series", "data", percent=False, digits=2)
     return Artefact([PAPER.plot("variants", drawn)], listed)
 
 
 def checks(rows: RowsByTable) -> Checks:
     """Check each pair on average over ε, with each ε beside it; the subtraction's also at equal clean margins."""
     attacks, pairs = rows["attack"], PAIRS.items()
-    found = {f"{name}-raises-asr": on_average(attacks, one, than=two, eps=EPS) for name, (one, two) in pairs}
+    claims = {f"{name}-raises-asr": on_average(attacks, one, than=two, eps=EPS) for name, (one, two) in pairs}
     one, two = pair = PAIRS["subtraction-alone"]
     even = difference(at_equal_margins(rows, pair), {"series": one}, {"series": two}, pl.col("value"))
     words = f"ASR({one}) − ASR({two}) at equal clean margins, mean over ε"
-    return found | {"subtraction-alone-at-equal-margins": [Check(words, even)]}
+    return claims | {"subtraction-alone-at-equal-margins": [Check(words, even)]}
 
 
 VARIANTS = PAPER.study("variants", cells, draw, checks, shown_settings, by_data=True)

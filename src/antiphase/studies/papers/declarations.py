@@ -68,8 +68,8 @@ class Paper:
 
         def stated(checks: Checks, values: Mapping[str, Any]) -> Iterator[Claim]:
             for key, some in checks.items():
-                own = words["claims"][key]
-                fields: dict[str, Any] = shared | (own if isinstance(own, dict) else {"statement": own})
+                entry = words["claims"][key]
+                fields: dict[str, Any] = shared | (entry if isinstance(entry, dict) else {"statement": entry})
                 fields["exceptions"] = len(some) // fields.pop("one_of", len(some) + 1)  # one of so many need not hold
                 fields["statement"] = filled(fields["statement"], **values)
                 printed = effects(fields.get("paper", self.name)).get(f"{name}/{key}", ())
@@ -82,8 +82,8 @@ class Paper:
             sets = pl.concat(frame["data"] for frame in rows.values()).unique(maintain_order=True)
             parts: dict[str, dict[str, Claim]] = {}  # a claim has to hold on every data set
             for data in sets:
-                own = {table: frame.filter(data=data) for table, frame in rows.items()}
-                for claim in stated(checks(own), values):
+                subset = {table: frame.filter(data=data) for table, frame in rows.items()}
+                for claim in stated(checks(subset), values):
                     parts.setdefault(claim.name, {})[data] = claim
             return list(map(_joined, parts.values()))
 

@@ -138,8 +138,8 @@ def _lines(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
         if len(points):
             area = points[SIZE][0] if SIZE in points.columns else 1.0
             axes.plot(x, value, **style.line | {"ms": style.line["ms"] * area**0.5}, label=name)
-        if panel.paper is not None and len(theirs := panel.paper.filter(series=name).sort("x")):
-            axes.plot(theirs["x"], theirs["value"], color=style.color, marker=style.marker, **_PAPER)
+        if panel.paper is not None and len(paper := panel.paper.filter(series=name).sort("x")):
+            axes.plot(paper["x"], paper["value"], color=style.color, marker=style.marker, **_PAPER)
     places = positions(panel)
     if panel.ticks:
         _name_ticks(axes, panel)
@@ -160,9 +160,9 @@ def _bars(axes: Any, panel: Panel, styles: dict[str, Style]) -> None:
         axes.vlines(x, _floats(points["low"]), _floats(points["high"]), color="#33353a", lw=1.1)
         if (seeds := seeds_of(points)).size:
             axes.plot(x - 0.22 * bar, seeds, ".", color="#33353a", ms=1.8, mew=0, alpha=0.55)
-        if panel.paper is not None and len(theirs := panel.paper.filter(series=name)):
-            x = np.array([places.index(one) for one in theirs["x"]], float) + shift
-            axes.plot(x, theirs["value"], color=style.color, marker="D", **_PAPER | {"ls": "none"})
+        if panel.paper is not None and len(paper := panel.paper.filter(series=name)):
+            x = np.array([places.index(one) for one in paper["x"]], float) + shift
+            axes.plot(x, paper["value"], color=style.color, marker="D", **_PAPER | {"ls": "none"})
     _name_ticks(axes, panel)
     _dress(axes, panel)
 
@@ -227,8 +227,8 @@ def limits(panel: Panel) -> tuple[float, float]:
     """Return the limits of the vertical axis: all values, and their intervals unless these are much wider."""
     points = panel.points
     level = [] if panel.level is None else [panel.level]
-    theirs = [] if panel.paper is None else panel.paper["value"].to_list()
-    values = np.array([*points["value"].to_list(), *seeds_of(points).ravel(), *theirs, *level], float)
+    paper = [] if panel.paper is None else panel.paper["value"].to_list()
+    values = np.array([*points["value"].to_list(), *seeds_of(points).ravel(), *paper, *level], float)
     values = values[np.isfinite(values)]
     if not len(values):
         return (0.0, 100.0 if panel.percent else 1.0)

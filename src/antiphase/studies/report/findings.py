@@ -54,9 +54,9 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
 def _filled(template: str, values: Mapping[str, Any]) -> str:
     templates = environment().overlay(autoescape=False)
     templates.filters |= {"escaped": escaped, "file": part_name, "markdown": markdown}
-    own = {"brief": words.brief_numbers, "estimates": words.estimates_line, "price": words.price}
+    phrases = {"brief": words.brief_numbers, "estimates": words.estimates_line, "price": words.price}
     drawn = {"note": tables.table_note, "panel_tables": tables.panel_tables, "sheet": tables.table_sheet}
-    templates.filters |= own | drawn
+    templates.filters |= phrases | drawn
     text = templates.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -117,7 +117,7 @@ def _draw(path: Path, data: str, code: ModuleType, draw: Callable[[], Figure]) -
     """
     text = Path(str(code.__file__)).read_text(encoding="utf-8")
     text += figures.for_both_schemes("<svg>")
-    rounded = _FRACTION.sub(lambda found: f"{round(float(found[0]), 9) + 0.0:.6g}", data)
+    rounded = _FRACTION.sub(lambda match: f"{round(float(match[0]), 9) + 0.0:.6g}", data)
     mark = f"<!-- {hashlib.sha256((rounded + text).encode()).hexdigest()[:16]} -->"
     if not path.exists() or not path.read_text(encoding="utf-8").rstrip().endswith(mark):
         write_text(path, f"{figures.for_both_schemes(figures.text_svg(draw()))}{mark}\n")

@@ -77,10 +77,10 @@ def _line(source: str, claim: Claim) -> Line | None:
     if check is None or check.estimate is None or check.spread is None:
         return None
     scale = 100.0 if check.unit == "points" else 1.0 / check.spread.error
-    of = len(claim.deciding)
-    alike = of if claim.verdict == "undecided" else claim.verdicts.count(claim.verdict)
-    among = f"least favourable of {alike} among {of}" if alike > 1 else f"the {claim.verdict} one of {of}"
-    several = "" if of == 1 else f"least favourable of {of}" if alike == of else among
+    count = len(claim.deciding)
+    alike = count if claim.verdict == "undecided" else claim.verdicts.count(claim.verdict)
+    among = f"least favourable of {alike} among {count}" if alike > 1 else f"the {claim.verdict} one of {count}"
+    several = "" if count == 1 else f"least favourable of {count}" if alike == count else among
     seeds = price(claim).partition(",")[0]
     text, above, least = estimate_text(check).partition(", above")
     numbers = filter(None, (text, above.strip(", ") + least, several, seeds and f"a verdict takes {seeds}"))
@@ -90,7 +90,7 @@ def _line(source: str, claim: Claim) -> Line | None:
     one = check.estimate
     ends = (scale * one.value, scale * one.low, scale * one.high)
     margin = claim.margin_of(check) if claim.effect_of(check) is None else None
-    beside = [scale * each.estimate.value for each in claim.checks if not each.decides and each.estimate]
+    beside = [scale * other.estimate.value for other in claim.checks if not other.decides and other.estimate]
     return Line(check.unit, *told, *ends, None if margin is None else scale * margin, tuple(beside))
 
 

@@ -114,9 +114,9 @@ def studied(options: StudyOptions) -> RunResult:
     if len(checks):
         files["claims.parquet"] = as_parquet(checks)
     files[_CHOICE] = options.model_dump_json(include=_CHOSEN).encode()
-    found = StudyResult("study run", files, options.place.resolve())
-    vars(found).update(studies=studies)  # so that they are not read again
-    return found
+    result = StudyResult("study run", files, options.place.resolve())
+    vars(result).update(studies=studies)  # so that they are not read again
+    return result
 
 
 class StudyResult(RunResult):
@@ -131,13 +131,13 @@ class StudyResult(RunResult):
         if (folder / _CHOICE).exists():
             return read_result(folder, command)
         place: dict[str, Any] = {"rows": folder} if (folder / CELLS_FILE).exists() else {"store": folder}
-        found: dict[ProfileName, dict[str, list[bool]]] = {}
+        states: dict[ProfileName, dict[str, list[bool]]] = {}
         sizes: tuple[ProfileName, ...] = ("paper", "laptop", "smoke")
         for name in sizes:
             chosen = select(StudyOptions(names=("all",), profile=name, **place))
             store, size = chosen.store, chosen.profile
-            found[name] = {one.name: [store.done(cell) for cell in one.cells(size)] for one in chosen.studies}
-        profile, done = max(found.items(), key=lambda pair: sum(map(sum, pair[1].values())))
+            states[name] = {one.name: [store.done(cell) for cell in one.cells(size)] for one in chosen.studies}
+        profile, done = max(states.items(), key=lambda pair: sum(map(sum, pair[1].values())))
         # studies share cells: one that was run may have made some of another's
         names = tuple(study for study, cells in done.items() if all(cells))
         names = names or tuple(study for study, cells in done.items() if any(cells))
@@ -177,15 +177,15 @@ class StudyResult(RunResult):
         keys = ["study", "claim", "check"]
         if any("claims" not in result.tables for result in (self, other)):
             raise UserError("compare: expected studies with claims, of which some are judged in both")
-        mine, theirs = (result.frame("claims").drop_nulls("value") for result in (self, other))
-        both = mine.join(theirs, on=keys, suffix="_other", maintain_order="left")
-        if both.is_empty():
+        first, second = (result.frame("claims").drop_nulls("value") for result in (self, other))
+        joined = first.join(second, on=keys, suffix="_other", maintain_order="left")
+        if joined.is_empty():
             raise UserError("compare: no claim has a number in both; expected runs of one study")
         same = pl.when(pl.col("verdict") == pl.col("verdict_other")).then("verdict")
         verdicts = same.otherwise(pl.format("{} and {}", "verdict", "verdict_other"))
         values = {"metric": pl.format("{}: {}, {} ({})", *keys, verdicts)}
         values["difference"] = pl.col("value") - pl.col("value_other")
-        return without_intervals(both.select(**values), "first", "second")
+        return without_intervals(joined.select(**values), "first", "second")
 
     def write_report(self, folder: Path) -> Path:
         return write_site(results_of(StudyOptions(**self.read_json(_CHOICE), rows=folder)), folder)

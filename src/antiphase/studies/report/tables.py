@@ -40,8 +40,8 @@ def table_sheet(table: Table, file: str = "") -> Sheet:
     for cell in table.cells.iter_rows(named=True):
         value, low, high, paper = (cell[key] and scale * cell[key] for key in ("value", "low", "high", "paper"))
         digits = words.supported(value, low, high) if table.digits is None else table.digits
-        theirs = "" if paper is None else f"(paper {paper:.6g})".replace("-", "−")
-        notes = tuple(filter(None, (words.bracketed(low, high, digits), theirs)))
+        printed = "" if paper is None else f"(paper {paper:.6g})".replace("-", "−")
+        notes = tuple(filter(None, (words.bracketed(low, high, digits), printed)))
         key = None if value is None or math.isnan(value) else cell["value"]
         fields[cell["row"], cell["column"]] = StudyField(number(value, digits), notes, value=key)
     rows, columns = (table.cells[name].unique(maintain_order=True).to_list() for name in ("row", "column"))
@@ -71,10 +71,10 @@ def panel_tables(plot: Plot) -> list[Table]:
 
 
 def _with_paper(panel: Panel) -> pl.DataFrame:
-    theirs = panel.points.clear() if panel.paper is None else panel.paper
-    theirs = theirs.select("series", pl.col("x", "value").cast(pl.Float64)).rename({"value": "paper"})
+    paper = panel.points.clear() if panel.paper is None else panel.paper
+    paper = paper.select("series", pl.col("x", "value").cast(pl.Float64)).rename({"value": "paper"})
     points = panel.points.with_columns(pl.col("x").cast(pl.Float64))
-    return points.join(theirs, ["series", "x"], "full", coalesce=True, maintain_order="left_right")
+    return points.join(paper, ["series", "x"], "full", coalesce=True, maintain_order="left_right")
 
 
 def plot_csv(plot: Plot) -> str:
@@ -91,9 +91,9 @@ def counts_sheet(results: Sequence[Result]) -> Sheet:
     """Count what became of every claim of each paper, as its register lists them, and of our own questions."""
     claims, rows = words.by_key(results), []
     for paper, pairs in words.by_source(results).items():
-        own = words.counts([claim for _, claim in pairs])
-        untested = sum(count for verdict, count in own.items() if verdict not in TESTED)
-        counted: Mapping[str, int] = outcomes(paper, claims) or {**own, UNTESTED: untested}
+        verdicts = words.counts([claim for _, claim in pairs])
+        untested = sum(count for verdict, count in verdicts.items() if verdict not in TESTED)
+        counted: Mapping[str, int] = outcomes(paper, claims) or {**verdicts, UNTESTED: untested}
         numbers = [counted.get(name, 0) for name in (*TESTED, RIGHT, WRONG, UNTESTED)]
         name = StudyField(SHORT.get(paper, paper), kind="name")
         rows.append((name, *(StudyField(str(one), value=one) for one in (sum(numbers), *numbers))))
@@ -174,10 +174,10 @@ def plain_claims(result: Result) -> dict[str, Any]:
     """Return a study's claims for JSON; an interval without end is null."""
     plain = []
     for claim in result.claims:
-        own = {name: getattr(claim, name) for name in ("name", "source", "statement", "verdict")}
-        own["seeds_needed"] = claim.seeds_needed if claim.verdict == "undecided" else None
+        entry = {name: getattr(claim, name) for name in ("name", "source", "statement", "verdict")}
+        entry["seeds_needed"] = claim.seeds_needed if claim.verdict == "undecided" else None
         checks = check_frame([(result, claim)]).drop(_ABOUT).rename({"check": "what"})
-        plain.append(own | {"checks": json.loads(checks.write_json())})
+        plain.append(entry | {"checks": json.loads(checks.write_json())})
     about = {"study": result.name, "paper": result.paper, "profile": result.profile}
     return about | {"seeds": list(result.seeds), "done": result.done, "cells": result.total} | {"claims": plain}
 

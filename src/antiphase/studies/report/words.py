@@ -61,8 +61,8 @@ def _plain(name: str) -> str:
 
 def counts(claims: Sequence[Claim]) -> Mapping[str, int]:
     """Count the verdicts, in the order of ``VERDICTS``."""
-    found = Counter(FEW if claim.lacks_seeds else claim.verdict for claim in claims)
-    return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
+    verdicts = Counter(FEW if claim.lacks_seeds else claim.verdict for claim in claims)
+    return {verdict: verdicts[verdict] for verdict in VERDICTS if verdicts[verdict]}
 
 
 def tally(claims: Sequence[Claim]) -> str:
@@ -89,7 +89,7 @@ def estimates_line(claim: Claim) -> str:
     names = told_apart([check.what for check in claim.checks])
     several = zip(names, claim.checks, claim.verdicts, _own_verdicts(claim), strict=True)
     checks = sorted(several, key=lambda one: (one[2] == "beside", one[2] != claim.verdict))
-    told = [(name, estimate_text(check) + own) for name, check, _, own in checks if check.estimate]
+    told = [(name, estimate_text(check) + ending) for name, check, _, ending in checks if check.estimate]
     if {check.unit for check in claim.checks} == {"points"}:
         told[1:] = [(name, text.replace(" points", "")) for name, text in told[1:]]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
@@ -130,9 +130,9 @@ def caveat(check: Check, verdict: Verdict) -> str:
 
 def brief_numbers(claim: Claim) -> dict[str, str]:
     """Return what decides a claim's verdict, without unit: the estimates, the smallest by its name, seeds and ε."""
-    own = zip(claim.checks, _own_verdicts(claim), strict=True)
-    own = [(check, verdict) for check, verdict in own if check.decides and check.estimate]
-    checks, verdicts = [check for check, _ in own], [verdict for _, verdict in own]
+    pairs = zip(claim.checks, _own_verdicts(claim), strict=True)
+    pairs = [(check, verdict) for check, verdict in pairs if check.decides and check.estimate]
+    checks, verdicts = [check for check, _ in pairs], [verdict for _, verdict in pairs]
     numbers = [estimate_text(check).replace(" points", "") for check in checks]
     names = told_apart([check.what for check in checks])
     texts = [f"{name}, {number}" for name, number in zip(names, numbers, strict=True)]
@@ -143,11 +143,11 @@ def brief_numbers(claim: Claim) -> dict[str, str]:
     seeds = " to ".join(dict.fromkeys(f"{end(check.seeds for check in checks)}" for end in (min, max) if checks))
     behind = f"{seeds} seeds" + (f", ε from {eps[0]}/255 to {eps[-1]}/255" if len(eps) > 1 else "")
     estimate = numbers[0] if len(checks) == 1 else "; ".join(texts)
-    each = ("; " if any(verdicts) else " and ").join(map(str.__add__, numbers, verdicts))
-    places = [(at, OTHER_START in one.what) for at, one in enumerate(claim.checks) if one.decides]
-    alike = {joint([claim.verdicts[at] for at, kind in places if kind is it]) for _, it in places} == {claim.verdict}
+    listing = ("; " if any(verdicts) else " and ").join(map(str.__add__, numbers, verdicts))
+    places = [(i, OTHER_START in one.what) for i, one in enumerate(claim.checks) if one.decides]
+    alike = {joint([claim.verdicts[i] for i, kind in places if kind is it]) for _, it in places} == {claim.verdict}
     weights = "both initial weights" if alike else "one of two initial weights"
-    return {"estimate": estimate, "each": each, "least": least, "behind": behind, "weights": weights}
+    return {"estimate": estimate, "each": listing, "least": least, "behind": behind, "weights": weights}
 
 
 def told_apart(texts: Sequence[str]) -> list[str]:
@@ -155,18 +155,18 @@ def told_apart(texts: Sequence[str]) -> list[str]:
     if len(texts) < 2:
         return list(texts)
     words = [re.findall(r"N\([^)]*\),?|[^\s()]+\)*,?", text) for text in texts]
-    words = [[word if word.startswith("N(") else word.replace(")", "") for word in each] for each in words]
+    words = [[word if word.startswith("N(") else word.replace(")", "") for word in phrase] for phrase in words]
     first = _shared(words)
-    last = _shared([each[first:][::-1] for each in words])
-    number = all(re.match(r"[\d.]+,?$", each[first]) for each in words if len(each) > first)
-    if first and (number or any(len(each) - last <= first for each in words)):
+    last = _shared([phrase[first:][::-1] for phrase in words])
+    number = all(re.match(r"[\d.]+,?$", phrase[first]) for phrase in words if len(phrase) > first)
+    if first and (number or any(len(phrase) - last <= first for phrase in words)):
         first -= 1  # a number goes with its word, and none is left without a word
-    return [" ".join(each[first : len(each) - last]).strip(":,") for each in words]
+    return [" ".join(phrase[first : len(phrase) - last]).strip(":,") for phrase in words]
 
 
 def _shared(words: Sequence[Sequence[str]]) -> int:
     """Return the number of words that all begin with, whether a comma follows or not."""
-    plain = ([word.rstrip(",") for word in each] for each in words)
+    plain = ([word.rstrip(",") for word in phrase] for phrase in words)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*plain, strict=False)))
 
 

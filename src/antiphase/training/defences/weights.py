@@ -62,8 +62,8 @@ def _restored(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         yield weights
     finally:
         with torch.no_grad():
-            for weight, own in zip(weights, before, strict=True):
-                weight.copy_(own)
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(value)
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:

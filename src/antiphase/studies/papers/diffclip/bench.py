@@ -127,13 +127,13 @@ def released() -> list[Given]:
 
 def given_models(profile: Profile) -> list[Given]:
     """Return the models of ``--models``; several of one kind and training set are its training seeds."""
-    found: list[Given] = []
+    checkpoints: list[Given] = []
     for spec in profile.models:
         for one in released() if spec == RELEASED else [_model(spec, 0)]:
             kind = (one.series, one.factors()["trained_on"])
-            seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in found)
-            found.append(one if not seed else _model(spec, seed))
-    return found
+            seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in checkpoints)
+            checkpoints.append(one if not seed else _model(spec, seed))
+    return checkpoints
 
 
 def models_in_words(models: Sequence[Given]) -> str:

@@ -56,15 +56,15 @@ def model_table(
 
 
 def bars(
-    means: pl.DataFrame, title: str, y: str, paper: pl.DataFrame, by: str, ticks: Sequence[str], **style: Any
+    means: pl.DataFrame, title: str, y: str, paper: pl.DataFrame, column: str, ticks: Sequence[str], **style: Any
 ) -> tuple[Panel, ...]:
     """Return panels of bars: one group for each tick, one bar for each series in it."""
     places = {tick: float(place) for place, tick in enumerate(ticks)}
-    x = pl.col(by).replace_strict(places, default=None, return_dtype=pl.Float64)
-    points, theirs = (frame.with_columns(x=x).drop_nulls("x") for frame in (means, paper))
-    theirs = theirs.filter(pl.col("series").is_in(points["series"].unique().implode()))
+    x = pl.col(column).replace_strict(places, default=None, return_dtype=pl.Float64)
+    points, printed = (frame.with_columns(x=x).drop_nulls("x") for frame in (means, paper))
+    printed = printed.filter(pl.col("series").is_in(points["series"].unique().implode()))
     style = {"kind": "bar", "ticks": tuple(ticks), "percent": True, **style}
-    return panels(points.drop(BY_SEED, strict=False), title, "x", ("", y), paper=theirs, **style)
+    return panels(points.drop(BY_SEED, strict=False), title, "x", ("", y), paper=printed, **style)
 
 
 def gains(
@@ -90,23 +90,23 @@ def gains(
 
 def compared(observed: pl.DataFrame, first: str = "DiffCLIP", second: str = "CLIP") -> list[str]:
     """Return the training sets that both series were trained on."""
-    own = observed.filter(pl.col("series").is_in([first, second]))
-    both = own.filter(pl.col("series").n_unique().over("pretraining") == 2)
-    return both["pretraining"].unique(maintain_order=True).to_list()
+    rows = observed.filter(pl.col("series").is_in([first, second]))
+    shared = rows.filter(pl.col("series").n_unique().over("pretraining") == 2)
+    return shared["pretraining"].unique(maintain_order=True).to_list()
 
 
 def levels(rows: pl.DataFrame) -> pl.DataFrame:
     """Return what a constant answer and answers at random reach: ``task``, ``data``, ``series`` and ``value``."""
-    found: list[tuple[Any, ...]] = []
+    entries: list[tuple[Any, ...]] = []
     for (task, data), block in rows.group_by("task", "data", maintain_order=True):
         metrics = task_metrics(str(task), block)
         shown = [metric for metric in metrics if find_task(str(task)).stands_for(str(data), metric.name)]
         for metric in shown:
             named = task if metric is shown[0] else f"{task}, {metric.setting}"
-            own = f"{metric.setting} retrieval" if task == "retrieval" else named
-            found += [(own, data, "constant answer", metric.constant), (own, data, "chance", metric.chance)]
+            label = f"{metric.setting} retrieval" if task == "retrieval" else named
+            entries += [(label, data, "constant answer", metric.constant), (label, data, "chance", metric.chance)]
     schema: dict[str, Any] = dict.fromkeys(("task", "data", "series"), pl.String)
-    return pl.DataFrame(found, schema | {"value": pl.Float64}, orient="row").drop_nulls()
+    return pl.DataFrame(entries, schema | {"value": pl.Float64}, orient="row").drop_nulls()
 
 
 MODEL = ["pretraining", "series", SEED]
@@ -163,8 +163,8 @@ def alike(observed: pl.DataFrame, among: Sequence[str], strata: str) -> pl.DataF
     stratum. s_g = √(k/(k − 1)) for k samples in the stratum makes up for the mean that was taken from few. The column
     ``stratum`` names them for the degrees of freedom, those of an average over strata in it as well.
     """
-    own = [*among, strata]
-    mean, size, samples = pl.mean("value").over(own), pl.len().over(own), pl.col(SAMPLE).n_unique().over(own)
+    keys = [*among, strata]
+    mean, size, samples = pl.mean("value").over(keys), pl.len().over(keys), pl.col(SAMPLE).n_unique().over(keys)
     stretch = (samples / (samples - 1).clip(1)).sqrt()
     whole, count = pl.len().over(among), pl.col(strata).n_unique().over(among)
     centre = (mean / size).sum().over(among) / count
@@ -195,9 +195,9 @@ def clustered(observed: pl.DataFrame, among: Sequence[str]) -> pl.DataFrame:
 
     With c of n captions of k images an image's own, a value v becomes m + c·k/n·(v − m), m the mean over all captions.
     """
-    own, mean = pl.len().over([*among, SAMPLE]), pl.mean("value").over(among)
+    captions, mean = pl.len().over([*among, SAMPLE]), pl.mean("value").over(among)
     per_image = pl.len().over(among) / pl.col(SAMPLE).n_unique().over(among)
-    return observed.with_columns(value=mean + own / per_image * (VALUE - mean))
+    return observed.with_columns(value=mean + captions / per_image * (VALUE - mean))
 
 
 PROBES = {"probe": "Linear probe, accuracy", "few-shot": "Few-shot (5-way 5-shot), accuracy"}
@@ -209,8 +209,8 @@ def _draw_table_1(rows: RowsByTable) -> Artefact:
     means, level = estimated(with_average(observations(rows["evaluate"]))), levels(rows["evaluate"])
     listed: list[Table] = []
     for task, title in PROBES.items():
-        name, own = f"diffclip-table-1-{task}", means.filter(task=task)
-        listed += model_table(name, title, own, published("table-1"), level=level)
+        name, block = f"diffclip-table-1-{task}", means.filter(task=task)
+        listed += model_table(name, title, block, published("table-1"), level=level)
     return Artefact(tables=listed)
 
 
@@ -266,10 +266,10 @@ def _spread_study(number: int, task: str) -> Study:
         observed = observations(rows["evaluate"])
         every = estimated(with_average(observed))
         means = model_table(name, f"{PROBES[task]}, mean", every, paper, level=levels(rows["evaluate"]))
-        theirs = paper.select(*KEYS, over=pl.lit(_EVALUATION), value="sd")
+        printed = paper.select(*KEYS, over=pl.lit(_EVALUATION), value="sd")
         none, row = pl.lit(None, pl.Float64), pl.format("{}, {}, {}", "series", "pretraining", "over")
         told = (f"{PROBES[task]}, standard deviation", f"{name}-spread", row, "data")
-        deviations, style = spread(observed).with_columns(low=none, high=none), {"digits": 2, "paper": theirs}
+        deviations, style = spread(observed).with_columns(low=none, high=none), {"digits": 2, "paper": printed}
         return Artefact(tables=means + tables(deviations, *told, index="model, trained on", **style))
 
     def checks(rows: RowsByTable) -> Checks:
@@ -339,16 +339,16 @@ def _draw_tasks(rows: RowsByTable, number: int, words: str) -> Artefact:
     name, paper = f"diffclip-figure-{number}", published(f"figure-{number}")
     mean = six_tasks(rows["evaluate"])
     means, gained = estimated(mean), _gained(mean)
-    theirs, their_gains = paper.filter(data=AVERAGE), paper.filter(data="gain")
+    paper_means, paper_gains = paper.filter(data=AVERAGE), paper.filter(data="gain")
     drawn: list[Panel] = []
     for trained_on in means["pretraining"].unique(maintain_order=True):
-        own, printed, differences, printed_gains = (
-            frame.filter(pretraining=trained_on) for frame in (means, theirs, gained, their_gains)
+        points, printed, differences, printed_gains = (
+            frame.filter(pretraining=trained_on) for frame in (means, paper_means, gained, paper_gains)
         )
-        drawn += bars(own, f"trained on {trained_on}", "accuracy or R@5", printed, "task", TASKS)
+        drawn += bars(points, f"trained on {trained_on}", "accuracy or R@5", printed, "task", TASKS)
         drawn += bars(differences, "difference to CLIP", "points", printed_gains, "task", TASKS, level=0.0)
     listed = model_table(name, words, means, paper, "task", level=_named_by_shift(levels(rows["evaluate"])))
-    listed += model_table(f"{name}-gains", "Differences to CLIP, points", gained, their_gains, "task")
+    listed += model_table(f"{name}-gains", "Differences to CLIP, points", gained, paper_gains, "task")
     return Artefact([PAPER.plot(name, drawn, columns=1, samples="samples")], listed)
 
 

@@ -40,9 +40,9 @@ def draw(rows: RowsByTable) -> Artefact:
     """Both figures, the two maps of differential attention, and how often maps lie on the object."""
     name = pl.col("kind").replace_strict(MAPS, default="{}, " + pl.col("kind"))
     named = rows["relevance"].with_columns(map=name.str.replace("{}", pl.col("series"), literal=True))
-    asked, measured = named.filter(pl.col("asked").is_not_null()), named.filter(pl.col("asked").is_null())
+    queries, measured = named.filter(pl.col("asked").is_not_null()), named.filter(pl.col("asked").is_null())
     galleries = [
-        _gallery("figure-2", "Figure 2. Images that show both of two classes", asked, [COMBINED]),
+        _gallery("figure-2", "Figure 2. Images that show both of two classes", queries, [COMBINED]),
         _gallery("figure-6", "Figure 6. Images and their two largest objects", measured, [COMBINED]),
         _gallery("a1-and-a2", "The two maps of differential attention alone", measured, [POSITIVE, NEGATIVE]),
     ]
@@ -72,12 +72,12 @@ def _picture(title: str, row: dict[str, Any]) -> Picture:
 
 def _tables(scored: pl.DataFrame) -> list[Table]:
     one = scored.filter(map=scored["map"][0]).with_columns(map=pl.lit(_SHARE))
-    found = []
+    blocks = []
     for frame, scores in ((scored, SCORES), (one, _CONSTANT)):
         for title, value in scores.items():
             means = estimates(frame.filter(SCORES[title].is_not_null()), ["map"], value)
-            found.append(means.with_columns(column=pl.lit(title)))
-    cells = pl.concat(found)
+            blocks.append(means.with_columns(column=pl.lit(title)))
+    cells = pl.concat(blocks)
     known = (pl.col("map") == _SHARE) & (pl.col("column") == _RIGHT)  # half, without an interval
     cells = cells.with_columns(pl.when(~known).then(pl.col("low", "high")))
     title, name = "How well maps find the object", "attention-on-object"
@@ -150,7 +150,7 @@ def values(rows: RowsByTable) -> pl.DataFrame:
         (branches, IN_CHANGES, "change_correlation"),
     ]
     keys = ("series", SEED, "layer", "head", SAMPLE, "input")
-    return pl.concat(frame.select(*keys, quantity=pl.lit(of), value=column) for frame, of, column in parts)
+    return pl.concat(frame.select(*keys, quantity=pl.lit(quantity), value=column) for frame, quantity, column in parts)
 
 
 def _draw_correlations(rows: RowsByTable) -> Artefact:

@@ -70,12 +70,12 @@ class VlmBench:
         return TrainVlm(start=first, data=self.instructions, **two)
 
     def measure(self, model: TrainVlm) -> list[Evaluate | AttackAnswers]:
-        asked: dict[str, Any] = {"model": model, "data": self.pope}
+        common: dict[str, Any] = {"model": model, "data": self.pope}
         protocol = {"suffix": self.suffix} if self.suffix else {}
         attack = {"eps": self.eps, "settings": {"steps": self.steps}}
         return [
-            Evaluate(**asked, task="pope", limit=self.images, protocol=protocol),
-            AttackAnswers(**asked, **attack, limit=self.attacked, suffix=self.suffix),
+            Evaluate(**common, task="pope", limit=self.images, protocol=protocol),
+            AttackAnswers(**common, **attack, limit=self.attacked, suffix=self.suffix),
         ]
 
 
@@ -153,7 +153,7 @@ def draw(rows: RowsByTable) -> Artefact:
     listed += model_table(f"{name}-attacked", f"{words}by budget of the attack", rates, paper)
     listed += model_table(f"{name}-rise", f"{words}difference to the clean images", rise, paper)
     ticks = rates["data"].unique(maintain_order=True).to_list()
-    place = pl.col("data").replace_strict({tick: float(at) for at, tick in enumerate(ticks)})
+    place = pl.col("data").replace_strict({tick: float(number) for number, tick in enumerate(ticks)})
     title, labels = "towers trained on {pretraining}", ("ε", "yes to absent objects")
     drawn = panels(rates, title, place, labels, kind="bar", ticks=tuple(ticks), percent=True)
     return Artefact([PAPER.plot(f"{name}-attacked", drawn)], listed)

@@ -203,10 +203,10 @@ def vit_study(
 
     def shown(profile: Profile) -> Mapping[str, str]:
         about = {"seeds": len(few(profile).seeds), "laptop": profile.name == "laptop"}
-        own = few(profile) if slow else profile
-        models = (getattr(cell, "model", None) for cell in cells(own))
+        profile = few(profile) if slow else profile
+        models = (getattr(cell, "model", None) for cell in cells(profile))
         depths = tuple(sorted({model.depth for model in models if isinstance(model, TrainVit)}))
-        return {**settings(own, depths=depths), **PAPER.settings("starts", **about)}
+        return {**settings(profile, depths=depths), **PAPER.settings("starts", **about)}
 
     return PAPER.study(name, lambda p: from_both(cells(few(p) if slow else p), p), draw, checks, shown, by_data=True)
 

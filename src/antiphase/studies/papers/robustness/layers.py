@@ -81,11 +81,11 @@ def _gradients(aligned: pl.DataFrame) -> pl.DataFrame:
         .group_by("series", "cell", *keys, maintain_order=True)
         .agg(pl.mean("first", "second", "cross", "moved", "size"))
     )
-    found = _twins(heads, keys, ["moved"])
+    pairs = _twins(heads, keys, ["moved"])
     base = pl.col("base_moved")
     quantities = {"ρ": _root(second, first), "cosθ": cosine(), "γ": _root(first, base), RATIO: _log(moved, base)}
     quantities |= {PARTS[0]: _log(first, base), PARTS[1]: _log(size, first), PARTS[2]: _log(moved, size)}
-    return pl.concat([_named(found, pl.lit(name), value) for name, value in quantities.items()])
+    return pl.concat([_named(pairs, pl.lit(name), value) for name, value in quantities.items()])
 
 
 def lambdas(aligned: pl.DataFrame) -> pl.DataFrame:
@@ -104,20 +104,20 @@ def lambdas(aligned: pl.DataFrame) -> pl.DataFrame:
 
 def _lipschitz(rows: pl.DataFrame) -> pl.DataFrame:
     maps = rows.filter(pl.col("of") == "map", pl.col("estimator").is_in(ESTIMATORS))
-    found = _twins(maps, [*LAYER, "estimator", SAMPLE], ["value"])
-    return _named(found, pl.col("estimator"), _log(VALUE**2, pl.col("base_value") ** 2))
+    pairs = _twins(maps, [*LAYER, "estimator", SAMPLE], ["value"])
+    return _named(pairs, pl.col("estimator"), _log(VALUE**2, pl.col("base_value") ** 2))
 
 
 def _moved(rows: pl.DataFrame) -> pl.DataFrame:
-    own = rows.filter(pl.col("moved").is_not_null(), pl.col("eps") == pl.col("eps").min())
+    moves = rows.filter(pl.col("moved").is_not_null(), pl.col("eps") == pl.col("eps").min())
     apart = pl.col("positive") ** 2 + pl.col("negative") ** 2
-    found = own.with_columns(layer=pl.col("stage") - 1)  # stage 0 is the embedding
+    layers = moves.with_columns(layer=pl.col("stage") - 1)  # stage 0 is the embedding
     name = pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String)
-    return _named(found, name, _root(pl.col("moved") ** 2, apart))
+    return _named(layers, name, _root(pl.col("moved") ** 2, apart))
 
 
-def _named(found: pl.DataFrame, quantity: pl.Expr, value: pl.Expr) -> pl.DataFrame:
-    named = found.with_columns(quantity=quantity)
+def _named(frame: pl.DataFrame, quantity: pl.Expr, value: pl.Expr) -> pl.DataFrame:
+    named = frame.with_columns(quantity=quantity)
     return named.select(*LAYER, SAMPLE, "cell", "quantity", value=value.over([*LAYER, "quantity"]))
 
 
@@ -295,8 +295,8 @@ def excess(maps: pl.DataFrame) -> pl.DataFrame:
 
 def _layer_checks(rows: RowsByTable) -> Checks:
     maps = with_lambda(rows)
-    found = {suffix: _steeper(maps.filter(estimator=one)) for one, suffix in ((PAPERS, ""), (STEEPEST, "-truly"))}
-    return {f"{name}{suffix}": checks for suffix, some in found.items() for name, checks in some.items() if checks}
+    claims = {suffix: _steeper(maps.filter(estimator=one)) for one, suffix in ((PAPERS, ""), (STEEPEST, "-truly"))}
+    return {f"{name}{suffix}": checks for suffix, some in claims.items() for name, checks in some.items() if checks}
 
 
 def _steeper(maps: pl.DataFrame) -> Checks:
@@ -373,11 +373,11 @@ def draw_alignment(rows: RowsByTable) -> Artefact:
 
 def _alignment_checks(rows: RowsByTable) -> Checks:
     aligned = placed(rows)
-    found = {"": _opposed(aligned, tuple(PERTURBED.values())), "-at-x": _opposed(aligned, (CLEAN,))}
+    claims = {"": _opposed(aligned, tuple(PERTURBED.values())), "-at-x": _opposed(aligned, (CLEAN,))}
     vits, words = aligned.filter(series="DiffViT", site="pixels"), "share below 0, at x + PGD − at x"
     depths = sorted(vits["depth"].drop_nulls().unique())
     turned = apart(vits, "at", PERTURBED["pgd"], CLEAN, BELOW, words, "points", depth=depths) if depths else []
-    named = {f"{name}{suffix}": checks for suffix, some in found.items() for name, checks in some.items()}
+    named = {f"{name}{suffix}": checks for suffix, some in claims.items() for name, checks in some.items()}
     return named | ({"opposed-under-attack": turned} if turned else {})
 
 

@@ -42,13 +42,13 @@ _AXES = {"eps": ("ε", IN_255THS, "eps"), "width": ("width in pixels", pl.format
 
 
 def draw_rates(
-    rows: RowsByTable, name: str, by: str, attack: str, prefix: str, paper: pl.DataFrame | None = None
+    rows: RowsByTable, name: str, budget: str, attack: str, prefix: str, paper: pl.DataFrame | None = None
 ) -> Artefact:
     """Return a panel and a table for each data set: ASR over ``eps`` or ``width``, and the clean accuracy of CLIPs."""
-    rates = estimates(rows["attack"], ["data", "series", by], ASR)
-    label, column, scale = _AXES[by]
+    rates = estimates(rows["attack"], ["data", "series", budget], ASR)
+    label, column, scale = _AXES[budget]
     title = f"{attack.partition(' ')[0]}, {{data}}"
-    drawn = panels(rates, title, by, (label, RATE), paper=paper, percent=True, scale=scale)
+    drawn = panels(rates, title, budget, (label, RATE), paper=paper, percent=True, scale=scale)
     shown = tables(rates, f"ASR under {attack}, {{data}}", f"{prefix}-{{data}}", "series", column, paper=paper)
     if prefix.endswith("clip"):
         clean = estimates(rows["accuracy"], ["series", "data"], CORRECT)
@@ -75,7 +75,7 @@ def levels(rows: RowsByTable) -> list[str]:
 
 def _clip_study(
     part: str,
-    by: str,
+    budget: str,
     attack: str,
     prefix: str,
     claims: tuple[str, str],
@@ -91,16 +91,16 @@ def _clip_study(
 
     def checks(rows: RowsByTable) -> Checks:
         frame = rows["attack"]
-        levels, names = (frame[column].unique(maintain_order=True).to_list() for column in (by, "data"))
+        levels, names = (frame[column].unique(maintain_order=True).to_list() for column in (budget, "data"))
         few = [name for name in names if name != MANY_CLASSES]
-        judge = on_average if by == "eps" else higher
+        judge = on_average if budget == "eps" else higher
         made = {claims[0]: []}
         for name in few:
-            where: dict[str, Any] = {by: levels} | ({"data": name} if len(few) > 1 else {})
+            where: dict[str, Any] = {budget: levels} | ({"data": name} if len(few) > 1 else {})
             made[claims[0]] += judge(frame.filter(data=name), "DiffCLIP", than="CLIP", **where)
         if MANY_CLASSES in names:
             first, second = higher_on_imagenet
-            made[claims[1]] = higher(frame, first, than=second, **{by: levels, "data": MANY_CLASSES})
+            made[claims[1]] = higher(frame, first, than=second, **{budget: levels, "data": MANY_CLASSES})
         return made
 
     def few_classes(rows: RowsByTable) -> dict[str, str]:
@@ -109,7 +109,7 @@ def _clip_study(
         return {"few": "; ".join(sets)}
 
     name = f"figure-2{part}"
-    draw = partial(draw_rates, name=name, by=by, attack=attack, prefix=prefix)
+    draw = partial(draw_rates, name=name, budget=budget, attack=attack, prefix=prefix)
     return PAPER.study(name, cells, draw, checks, clip_settings, fill=few_classes)
 
 
@@ -127,7 +127,7 @@ FIGURE_2C = vit_study(
     lambda profile: measured(
         twins(profile), *(partial(bench(profile).patch, width=width) for width in WIDTHS), bench(profile).accuracy
     ),
-    partial(draw_rates, name="figure-2c", by="width", attack="patches", prefix="patches"),
+    partial(draw_rates, name="figure-2c", budget="width", attack="patches", prefix="patches"),
     lambda rows: {"fragile-to-patches": higher(rows["attack"], "DiffViT", than="ViT", width=WIDTHS)},
 )
 _PATCH = {"eps": (1.0,), "attack": "patch"}
@@ -244,10 +244,10 @@ def _draw_distances(rows: RowsByTable) -> Artefact:
     style: dict[str, Any] = {"percent": False, "digits": 3}
     for (data,), block in attacks.group_by("data", maintain_order=True):
         for kind in ("DiffViT", "ViT"):
-            own, curves = block.filter(series=kind), []
-            for reach in np.linspace(0.0, float(own["reach"].quantile(0.99) or 1.0), 25).tolist():
+            subset, curves = block.filter(series=kind), []
+            for reach in np.linspace(0.0, float(subset["reach"].quantile(0.99) or 1.0), 25).tolist():
                 within = (pl.col("found") & (pl.col("distance") <= reach)).cast(pl.Float64)
-                curves.append(estimates(own, ["depth"], within).with_columns(x=pl.lit(reach)))
+                curves.append(estimates(subset, ["depth"], within).with_columns(x=pl.lit(reach)))
             # without the seeds: too many lines to tell apart
             points = pl.concat(curves).sort("depth", maintain_order=True).drop(BY_SEED).with_columns(series=DEPTH)
             drawn += panels(points, f"{kind}, {data}", "x", ("L2 distance", RATE), percent=True)

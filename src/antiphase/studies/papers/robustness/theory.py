@@ -41,8 +41,8 @@ def _depth_cells(profile: Profile) -> list[Cell]:
 def layers(rows: RowsByTable) -> pl.DataFrame:
     """Return the logarithms of α, of the kept signal, of L and of the growth of every block."""
 
-    def share(of: str, whole: str) -> pl.Expr:
-        one, other = (pl.col(name).pow(2).sum().sqrt() for name in (of, whole))
+    def share(part: str, whole: str) -> pl.Expr:
+        one, other = (pl.col(name).pow(2).sum().sqrt() for name in (part, whole))
         return (one / other).log()
 
     named = pl.format("{}, {}", pl.col("perturbation").replace_strict(PERTURBATIONS, return_dtype=pl.String), IN_255THS)
@@ -124,8 +124,8 @@ def _draw_depth(rows: RowsByTable) -> Artefact:
         listed += tables(block, words, f"theory-depth-{number}", row, "quantity", **_NUMBERS)
     for title, block in titled(small(factors)):
         for name in (ALPHA, LIPSCHITZ, BOUND, OBSERVED):
-            own, labels = block.filter(quantity=name), ("depth", name)
-            drawn += panels(own, f"{name}, {title}", "depth", labels, level=1.0)
+            points, labels = block.filter(quantity=name), ("depth", name)
+            drawn += panels(points, f"{name}, {title}", "depth", labels, level=1.0)
     lines = pl.col("quantity").is_in(list(_LINES))
     powers = pl.col("value", "low", "high") * pl.col("depth") / math.log(10)
     deepest = small(blocks).filter(pl.col("depth") == pl.col("depth").max())
@@ -159,8 +159,8 @@ def _depth_checks(rows: RowsByTable) -> Checks:
         return above(diffvit.filter(quantity=quantity), words, -VALUE, **every)
 
     def models(quantity: str, words: str, first: str, second: str, **levels: Any) -> list[Check]:
-        own, words = values.filter(quantity=quantity), f"ln {words}({first}) − ln {words}({second})"
-        return apart(own, "series", first, second, VALUE, words, **(every | levels))
+        block, words = values.filter(quantity=quantity), f"ln {words}({first}) − ln {words}({second})"
+        return apart(block, "series", first, second, VALUE, words, **(every | levels))
 
     def crossed(quantity: str, words: str) -> list[Check]:
         shallow = models(quantity, words, "DiffViT", "ViT", depth=depths[:1])
@@ -208,17 +208,17 @@ def ratios(rows: RowsByTable) -> pl.DataFrame:
         for (layer,), block in parts.group_by("layer", maintain_order=True):
             numbers = block.select(RADIUS_PARTS).to_numpy()
             values = {quantity: pl.Series(linearised(numbers, RATIOS[name])) for name, quantity in _NAMES.items()}
-            same = dict(zip((*_TWINS, "layer"), (*key, layer), strict=True))
-            frame = block.select(*(pl.lit(one, types[at]).alias(at) for at, one in same.items()), SAMPLE, **values)
-            frames.append(frame.unpivot(index=[*same, SAMPLE], variable_name="quantity").select(list(types)))
+            ids = dict(zip((*_TWINS, "layer"), (*key, layer), strict=True))
+            frame = block.select(*(pl.lit(one, types[name]).alias(name) for name, one in ids.items()), SAMPLE, **values)
+            frames.append(frame.unpivot(index=[*ids, SAMPLE], variable_name="quantity").select(list(types)))
     return pl.concat(frames)
 
 
 def beyond(rows: RowsByTable) -> pl.DataFrame:
     """Return whether CW found an adversarial example within the estimated radius of each image."""
     keys = ["data", "series", "depth", SEED, SAMPLE]
-    found = pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
-    attacked = rows["attack"].select(*keys, distance=found)
+    distance = pl.when(pl.col("prediction") != pl.col("clean_prediction")).then("distance")
+    attacked = rows["attack"].select(*keys, distance=distance)
     both = rows["radius"].join(attacked, on=keys, maintain_order="left")  # images that were attacked
     margin, constant, slope = (torch.tensor(both[name].to_numpy()) for name in ("margin", "lipschitz", "slope"))
     radii = {
