@@ -28,7 +28,7 @@ def advice() -> list[dict[str, Any]]:
     claims = {claim.name: claim for claim in result(study, chosen.profile, chosen.store, "").claims}
     rows = study_rows(study.cells(chosen.profile), chosen.store)
     seconds = json.loads((ROOT / "benchmarks/defence_strengths.json").read_text(encoding="utf-8"))["rows"]
-    found = []
+    entries = []
     for name in DEFENCES:
         sides = {"series": f"{DIFFVIT}, {name}"}, {"series": DIFFVIT}
         asr = difference(evaluated(rows)[0], *sides, ASR)
@@ -39,8 +39,8 @@ def advice() -> list[dict[str, Any]]:
         entry |= {"command": _command(name), "seeds": asr.seeds, "asr": _numbers(asr), "accuracy": _numbers(accuracy)}
         if (spent := seconds.get(f"{name}={CHOSEN.get(name, 0):g}")) is not None:
             entry["times"] = round(spent["cpu_seconds"] / seconds["natural"]["cpu_seconds"], 2)
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def _command(name: str) -> str:

@@ -89,11 +89,11 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         exact = copy.deepcopy(model).double()
         with torch.no_grad():
             label = model(images).argmax(1)
-        for attack, library, threats, ours, theirs in COMPARISONS:
+        for attack, library, threats, ours, peer in COMPARISONS:
             if attack not in options.attacks.split(",") or importlib.util.find_spec(library) is None:
                 continue
             for threat in threats:
-                adversarial = [one(model, images, label, threat).detach() for one in (ours, theirs)]
+                adversarial = [one(model, images, label, threat).detach() for one in (ours, peer)]
                 with torch.no_grad():
                     broken = [model(x).argmax(1) != label for x in adversarial]
                     broken = [flips & threat.allows(x, images) for flips, x in zip(broken, adversarial, strict=True)]
@@ -190,9 +190,9 @@ def many_classes_table(record: Mapping[str, Any]) -> str:
     rows = [("classes, ε", "version", "broken", "passes", *(f"{one}: broken, passes" for one in stages), "CPU time")]
     rows.append(("---",) * len(rows[0]))
     for line in record["lines"]:
-        each = (f"{line['felled'].get(one, 0)}, {line['passes'].get(one, 0):,}" for one in stages)
+        cells = (f"{line['felled'].get(one, 0)}, {line['passes'].get(one, 0):,}" for one in stages)
         where, total = f"{line['classes']}, {line['eps']:g}", f"{sum(line['passes'].values()):,}"
-        rows.append((where, line["version"], str(line["broken"]), total, *each, f"{line['seconds']:.0f} s"))
+        rows.append((where, line["version"], str(line["broken"]), total, *cells, f"{line['seconds']:.0f} s"))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     about = f"{record['images']} images that the model gets right; passes are forward and backward. {_made(record)}"
     return "\n".join([*lines, "", about, ""])

@@ -164,14 +164,14 @@ def speed_table(record: Mapping[str, Any]) -> str:
     rows = [head, ("---",) * len(head)]
     for line in record["measured"]:
         ours, *_ = line["seconds"]
-        asked = f", {line['queries']:,} queries" if line["what"] in ("square", "autoattack") else ""
+        queries = f", {line['queries']:,} queries" if line["what"] in ("square", "autoattack") else ""
         for who, times in line["times faster"].items():
-            left = " and ".join(f"{100 * line['standing'][each]:.1f} %" for each in (ours, who))
+            left = " and ".join(f"{100 * line['standing'][side]:.1f} %" for side in (ours, who))
             version = record["versions"].get(who, "")
             rows.append(
                 (
                     line["model"].rpartition(":")[2],
-                    TITLES.get(line["what"], line["what"]) + asked,
+                    TITLES.get(line["what"], line["what"]) + queries,
                     line["eps"],
                     str(line["images"]),
                     f"{who} {version}".strip(),

@@ -111,13 +111,13 @@ def times(setting: str, precision: str, options: argparse.Namespace) -> None:
         show(setting, precision, title, take_turns({form: partial(once, form) for form in FORMS}, options.rounds))
 
 
-def show(setting: str, precision: str, what: str, found: dict[str, list[float]]) -> None:
+def show(setting: str, precision: str, quantity: str, values: dict[str, list[float]]) -> None:
     """Print one line: medians, ratios of the differential model to either form of its twin."""
-    medians = {form: round(float(np.median(each)), 4) for form, each in found.items()}
-    ratios = {form: ratio(found["differential"], found[form]) for form in FORMS[1:]}
+    medians = {form: round(float(np.median(series)), 4) for form, series in values.items()}
+    ratios = {form: ratio(values["differential"], values[form]) for form in FORMS[1:]}
     print(
         json.dumps(
-            {"setting": setting, "precision": precision, "what": what, "median": medians, "ratio": ratios}
+            {"setting": setting, "precision": precision, "what": quantity, "median": medians, "ratio": ratios}
             | provenance()
         )
     )

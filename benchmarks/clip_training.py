@@ -52,7 +52,7 @@ def main() -> None:
         f"{one} / {two}": ratio(seconds[one], seconds[two])
         for one, two in (("diffclip", "clip"), ("diffclip-vision", "clip"), ("clip", "open_clip"))
     }
-    medians = {name: round(float(np.median(each)), 3) for name, each in seconds.items()}
+    medians = {name: round(float(np.median(times)), 3) for name, times in seconds.items()}
     made_with = provenance(packages=("open_clip",))
     print(json.dumps(vars(options) | {"seconds": medians, "ratios": ratios} | made_with))
 
@@ -91,8 +91,8 @@ def their_step(share: Share, bf16: bool) -> Step:
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            found: tuple[Tensor, ...] = model((share.images.float() / 255 - mean) / std, share.tokens)
-            total = loss(*found[:3])
+            outputs: tuple[Tensor, ...] = model((share.images.float() / 255 - mean) / std, share.tokens)
+            total = loss(*outputs[:3])
         total.backward()
         optimizer.step()
 

@@ -57,15 +57,15 @@ def defended(name: str, strength: float) -> TrainVit:
 def chosen(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     """Return the strength of each defence by the rule above."""
     least = rows[NATURAL]["accuracy"] - LOSS
-    found: dict[str, float] = {}
+    choices: dict[str, float] = {}
     for name, strengths in STRENGTHS.items():
-        some = {strength: rows[f"{name}={strength:g}"] for strength in strengths}
-        kept = [strength for strength, row in some.items() if row["accuracy"] >= least]
-        found[name] = min(kept, key=lambda one: some[one]["asr"]) if kept else min(some)
-    return found
+        by_strength = {strength: rows[f"{name}={strength:g}"] for strength in strengths}
+        kept = [strength for strength, row in by_strength.items() if row["accuracy"] >= least]
+        choices[name] = min(kept, key=lambda one: by_strength[one]["asr"]) if kept else min(by_strength)
+    return choices
 
 
-def measure(train: ImageSet, held: ImageSet, name: str, strength: float) -> dict[str, float]:
+def measure(train: ImageSet, validation: ImageSet, name: str, strength: float) -> dict[str, float]:
     """Train one model, and return accuracy and ASR on held-out images and the CPU time of the training."""
     model = defended(name, strength)
     fields: dict[str, Any] = model.recipe | ({"adversarial": model.adversary} if model.adversary else {})
@@ -75,9 +75,9 @@ def measure(train: ImageSet, held: ImageSet, name: str, strength: float) -> dict
         train_classifier(recipe, train, None, folder, progress=False)
         seconds = time.process_time() - began
         trained = load_model(folder)
-    images = held.images(torch.arange(ATTACKED))
+    images = validation.images(torch.arange(ATTACKED))
     broken = pgd(trained, images, None, Threat("linf", EPS), steps=20, seed=0)
-    return {"accuracy": accuracy(trained, held), "asr": float(broken.asr), "cpu_seconds": round(seconds, 1)}
+    return {"accuracy": accuracy(trained, validation), "asr": float(broken.asr), "cpu_seconds": round(seconds, 1)}
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -110,13 +110,13 @@ def main() -> None:
     torch.set_num_threads(1)
     images = load_data("fashion-mnist", split="train", progress=False)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, held = (images.take(part.sort().values) for part in (order[:-HELD_OUT], order[-HELD_OUT:]))
+    train, validation = (images.take(part.sort().values) for part in (order[:-HELD_OUT], order[-HELD_OUT:]))
     record = json.loads(PUBLISHED.read_text(encoding="utf-8")) if PUBLISHED.exists() else {"rows": {}}
     for name, strengths in {NATURAL: (0.0,), **STRENGTHS}.items():
         for strength in strengths:
             key = name if name == NATURAL else f"{name}={strength:g}"
             if key not in record["rows"]:
-                record["rows"][key] = measure(train, held, name, strength)
+                record["rows"][key] = measure(train, validation, name, strength)
                 print(key, record["rows"][key], flush=True)
                 record["provenance"] = provenance()
                 PUBLISHED.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -90,10 +90,10 @@ def measured(model: CLIP, shown: ArrayPairs, learned: ArrayPairs) -> dict[str, A
     single = [row for row, (name, *_) in enumerate(shown.captions) if "skin tone" not in name]
     vectors = torch.cat([model.encode_image(images[rows]) for rows in torch.tensor(single).split(256)])
     texts = model.encode_text([shown.captions[row][0] for row in single])
-    vectors, texts = (torch.nn.functional.normalize(some.float(), dim=-1) for some in (vectors, texts))
-    own = torch.arange(len(single))
-    found = {"image": ranks(texts, vectors, own, own), "text": ranks(vectors, texts, own, own)}
-    recall = {f"{way} R@{k}": float((rank < k).double().mean()) for way, rank in found.items() for k in (1, 5)}
+    vectors, texts = (torch.nn.functional.normalize(part.float(), dim=-1) for part in (vectors, texts))
+    owners = torch.arange(len(single))
+    by_way = {"image": ranks(texts, vectors, owners, owners), "text": ranks(vectors, texts, owners, owners)}
+    recall = {f"{way} R@{k}": float((rank < k).double().mean()) for way, rank in by_way.items() for k in (1, 5)}
     accuracy = {"by group": np.mean(by_group), "top-1": hits.double().mean(), "largest": share.max()}
     return {name: round(100 * float(value), 1) for name, value in (accuracy | recall).items()} | {
         "images": len(hits),

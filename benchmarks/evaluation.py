@@ -56,10 +56,10 @@ def main() -> None:
     keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     with threadpool_limits(options.threads):
-        found = few_shot(options) if options.what == "fewshot" else retrieval(options)
-    print(json.dumps(vars(options) | found | provenance()))
-    if found.get("peak GB", 0.0) > LIMIT:
-        raise SystemExit(f"peak of {found['peak GB']} GB: expected {LIMIT:g} or less")
+        result = few_shot(options) if options.what == "fewshot" else retrieval(options)
+    print(json.dumps(vars(options) | result | provenance()))
+    if result.get("peak GB", 0.0) > LIMIT:
+        raise SystemExit(f"peak of {result['peak GB']} GB: expected {LIMIT:g} or less")
 
 
 def few_shot(options: argparse.Namespace) -> dict[str, Any]:
@@ -87,13 +87,13 @@ def few_shot(options: argparse.Namespace) -> dict[str, Any]:
             accuracies[who] = work()
             seconds[who].append(time.perf_counter() - began)
     return {
-        "seconds": {who: [round(each, 3) for each in several] for who, several in seconds.items()},
+        "seconds": {who: [round(value, 3) for value in values] for who, values in seconds.items()},
         "seconds to draw": round(drawn, 3),
-        "accuracy": {who: round(float(each.mean()), 6) for who, each in accuracies.items()},
+        "accuracy": {who: round(float(values.mean()), 6) for who, values in accuracies.items()},
         "episodes that differ": int((np.abs(accuracies["ours"] - accuracies["loop"]) > 1e-6).sum()),
         "times faster": {
-            name: round(float(of(seconds["loop"]) / of(seconds["ours"])), 1)
-            for name, of in (("min", np.min), ("median", np.median))
+            name: round(float(statistic(seconds["loop"]) / statistic(seconds["ours"])), 1)
+            for name, statistic in (("min", np.min), ("median", np.median))
         },
         "scikit-learn": sklearn.__version__,
     }
@@ -101,30 +101,30 @@ def few_shot(options: argparse.Namespace) -> dict[str, Any]:
 
 def loop(train: Tensor, test: Tensor, episodes: Episodes) -> np.ndarray:
     """Return the accuracy of each episode, one after the other."""
-    shown, asked = train.numpy(), test.numpy()
+    train_features, test_features = train.numpy(), test.numpy()
     ways, shots = episodes.support.shape[1:]
     taught = np.repeat(np.arange(ways), shots)
     truth = np.repeat(np.arange(ways), episodes.queries.shape[2])
-    found = []
+    accuracies = []
     for support, queries in zip(episodes.support.numpy(), episodes.queries.numpy(), strict=True):
-        s, q = shown[support.ravel()], asked[queries.ravel()]
+        s, q = train_features[support.ravel()], test_features[queries.ravel()]
         mean = s.mean(0)
         s, q = s - mean, q - mean
         s /= np.linalg.norm(s, axis=1, keepdims=True)
         q /= np.linalg.norm(q, axis=1, keepdims=True)
-        found.append((NearestCentroid().fit(s, taught).predict(q) == truth).mean())
-    return np.array(found)
+        accuracies.append((NearestCentroid().fit(s, taught).predict(q) == truth).mean())
+    return np.array(accuracies)
 
 
 def retrieval(options: argparse.Namespace) -> dict[str, Any]:
     """Rank images for captions and captions for images."""
     draw = torch.Generator().manual_seed(0)
     images, captions = (F.normalize(torch.randn(options.count, options.dim, generator=draw), dim=1) for _ in range(2))
-    own = torch.arange(options.count)
+    owners = torch.arange(options.count)
     before, seconds, median = peak(), {}, {}
     for name, one, other in (("images of captions", captions, images), ("captions of images", images, captions)):
         began = time.perf_counter()
-        median[name] = int(ranks(one, other, own, own).median())
+        median[name] = int(ranks(one, other, owners, owners).median())
         seconds[name] = round(time.perf_counter() - began, 1)
     return {"seconds": seconds, "median rank": median, "GB before": before, "peak GB": peak()}
 

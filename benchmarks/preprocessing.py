@@ -28,22 +28,22 @@ def processors() -> dict[str, Any]:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as known
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as families
 
-    found = {}
+    by_family = {}
     for family in sorted(families):
         kinds = dict(known.get(family) or {})
         name = kinds.get("pil") or kinds.get("torchvision")
         if name == "TimmWrapperImageProcessor":  # has no defaults
-            found[family] = transformers.TimmWrapperImageProcessor({"input_size": (3, 224, 224)})
+            by_family[family] = transformers.TimmWrapperImageProcessor({"input_size": (3, 224, 224)})
         else:
-            found[family] = getattr(transformers, name)() if name else None
-    return found
+            by_family[family] = getattr(transformers, name)() if name else None
+    return by_family
 
 
 def transformers_table() -> dict[str, str]:
     """Return what is said of each family of transformers."""
     return {
-        family: read(lambda own=own: of_processor(own, 3, "hf")) if own else "no processor of its own"
-        for family, own in processors().items()
+        family: read(lambda p=processor: of_processor(p, 3, "hf")) if processor else "no processor of its own"
+        for family, processor in processors().items()
     }
 
 
@@ -52,14 +52,14 @@ def timm_table() -> dict[str, str]:
     import timm
     from timm.data import resolve_data_config
 
-    found, said = {}, {}
+    verdicts, cache = {}, {}
     for name in timm.list_models(pretrained=True):
         settings = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
         key = str({part: settings[part] for part in ("input_size", "interpolation", "crop_pct", "crop_mode")})
-        if key not in said:  # mean and standard deviation are compared once for each way of resizing
-            said[key] = read(lambda settings=settings: of_timm(settings, "timm"))
-        found[name] = said[key]
-    return found
+        if key not in cache:  # mean and standard deviation are compared once for each way of resizing
+            cache[key] = read(lambda settings=settings: of_timm(settings, "timm"))
+        verdicts[name] = cache[key]
+    return verdicts
 
 
 def torchvision_table() -> dict[str, str]:
@@ -67,9 +67,9 @@ def torchvision_table() -> dict[str, str]:
     from torchvision import models
 
     names = models.list_models(module=models)
-    weights = ((name, own) for name in names for own in models.get_model_weights(name))
-    every = {f"{name}.{own.name}": own for name, own in weights if "download.pytorch.org" in own.url}
-    return {name: read(lambda own=own: of_torchvision(own.transforms(), "torchvision")) for name, own in every.items()}
+    weights = ((name, entry) for name in names for entry in models.get_model_weights(name))
+    every = {f"{name}.{entry.name}": entry for name, entry in weights if "download.pytorch.org" in entry.url}
+    return {name: read(lambda w=entry: of_torchvision(w.transforms(), "torchvision")) for name, entry in every.items()}
 
 
 def open_clip_table() -> dict[str, str]:
@@ -77,15 +77,15 @@ def open_clip_table() -> dict[str, str]:
     import open_clip
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-    found, said = {}, {}
+    verdicts, cache = {}, {}
     for name, tag in open_clip.list_pretrained():
         size = (open_clip.get_model_config(name) or {}).get("vision_cfg", {}).get("image_size", 224)
         known = open_clip.get_pretrained_cfg(name, tag)
         settings = merge_preprocess_dict(PreprocessCfg(size=size), known)
-        if str(settings) not in said:
-            said[str(settings)] = read(lambda settings=settings: of_open_clip(settings, "open_clip"))
-        found[f"{name}/{tag}"] = said[str(settings)]
-    return found
+        if str(settings) not in cache:
+            cache[str(settings)] = read(lambda settings=settings: of_open_clip(settings, "open_clip"))
+        verdicts[f"{name}/{tag}"] = cache[str(settings)]
+    return verdicts
 
 
 def main() -> None:
@@ -100,9 +100,9 @@ def main() -> None:
     print("| library | same | refused or without | which, and why |\n|---|---|---|---|")
     for library, table in tables.items():
         refused = Counter(reason for reason in table.values() if reason != "same")
-        named = [(reason, [name for name, own in table.items() if own == reason]) for reason in refused]
+        named = [(reason, [name for name, verdict in table.items() if verdict == reason]) for reason in refused]
         why = "; ".join(f"{', '.join(f'`{name}`' for name in names)}: {reason}" for reason, names in named)
-        same = sum(own == "same" for own in table.values())
+        same = sum(verdict == "same" for verdict in table.values())
         print(f"| {library} | {same} | {len(table) - same} | {why} |")
 
 

@@ -29,11 +29,11 @@ def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int) -> 
 
 def ratio(one: list[float], two: list[float]) -> dict[str, float | list[float]]:
     """Return the median of the rounds' ratios, its 95 % bootstrap interval, and the ratio of the fastest rounds."""
-    each = np.array(one) / np.array(two)
-    rows = np.random.default_rng(0).integers(0, len(each), (5000, len(each)))
-    ends = np.quantile(np.median(each[rows], 1), (0.025, 0.975))
+    ratios = np.array(one) / np.array(two)
+    rows = np.random.default_rng(0).integers(0, len(ratios), (5000, len(ratios)))
+    ends = np.quantile(np.median(ratios[rows], 1), (0.025, 0.975))
     return {
-        "median": round(float(np.median(each)), 3),
+        "median": round(float(np.median(ratios)), 3),
         "interval": [round(float(x), 3) for x in ends],
         "fastest": round(min(one) / min(two), 3),
     }

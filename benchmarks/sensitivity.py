@@ -67,15 +67,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     keep_freed_memory()  # as the commands do
-    found: dict[str, Line] = {}
+    lines: dict[str, Line] = {}
     made_with = provenance({options.model: ap.load_model(options.model)} if options.model else None)
     for name in options.what.split(","):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-            found[name] = alone.submit(MEASUREMENTS[name], options, found).result()
-        print(json.dumps({"what": name} | found[name] | made_with, ensure_ascii=False), flush=True)
+            lines[name] = alone.submit(MEASUREMENTS[name], options, lines).result()
+        print(json.dumps({"what": name} | lines[name] | made_with, ensure_ascii=False), flush=True)
 
 
-def passes(options: Options, found: dict[str, Line]) -> Line:
+def passes(options: Options, lines: dict[str, Line]) -> Line:
     """Time the model's own passes."""
     model, images = subject(options)
     seconds = in_turn(options, model, images, {})
@@ -91,7 +91,7 @@ def passes(options: Options, found: dict[str, Line]) -> Line:
     }
 
 
-def tokens(options: Options, found: dict[str, Line]) -> Line:
+def tokens(options: Options, lines: dict[str, Line]) -> Line:
     """Time K cotangents at the tokens of every layer and head: 2K products Jᵀv a layer, against 2K backward passes."""
     model, images = subject(options)
     probes = keys(options.batch, options.probes)
@@ -112,7 +112,7 @@ def tokens(options: Options, found: dict[str, Line]) -> Line:
     }
 
 
-def exact(options: Options, found: dict[str, Line]) -> Line:
+def exact(options: Options, lines: dict[str, Line]) -> Line:
     """Time the closed form at the tokens of every layer and head."""
     model, images = subject(options)
     probes = keys(options.batch, 2)
@@ -127,7 +127,7 @@ def exact(options: Options, found: dict[str, Line]) -> Line:
     }
 
 
-def directions(options: Options, found: dict[str, Line]) -> Line:
+def directions(options: Options, lines: dict[str, Line]) -> Line:
     """Time one direction of the pixels for every layer and head."""
     model, images = subject(options)
     drawn = keys(options.batch, options.directions)
@@ -135,10 +135,10 @@ def directions(options: Options, found: dict[str, Line]) -> Line:
     work["directions"]()
     memory = peak()
     seconds = in_turn(options, model, images, work)
-    each = seconds["directions"] / options.directions
+    per_direction = seconds["directions"] / options.directions
     return {
-        "seconds a direction": round(each, 2),
-        "forward passes a direction": round(each / seconds["forward"], 2),
+        "seconds a direction": round(per_direction, 2),
+        "forward passes a direction": round(per_direction / seconds["forward"], 2),
         "peak GB": memory,
         "asked GB": "below 6",
     }
@@ -162,7 +162,7 @@ def cotangent_grams(model: nn.Module, images: Tensor, keys: Tensor) -> Iterator[
         yield layer, gram
 
 
-def cotangents(options: Options, found: dict[str, Line]) -> Line:
+def cotangents(options: Options, lines: dict[str, Line]) -> Line:
     """Time one cotangent at the pixels, whole: 2 backward passes below each layer for each of its heads."""
     model, images = subject(options)
     drawn = keys(options.batch, 1)
@@ -182,7 +182,7 @@ def cotangents(options: Options, found: dict[str, Line]) -> Line:
     }
 
 
-def spread(options: Options, found: dict[str, Line]) -> Line:
+def spread(options: Options, lines: dict[str, Line]) -> Line:
     """Estimate the standard error of cosθ at the pixels of one image, and what one of .01 costs.
 
     It falls as 1/√K; a sample's does not depend on its batch.
@@ -205,17 +205,17 @@ def spread(options: Options, found: dict[str, Line]) -> Line:
             "largest": round(float(errors.max()), 5),
             f"probes for {STANDARD_ERROR}": round(needed, 2),
         }
-        each = next((value for what, value in found.get(name, {}).items() if "forward passes a" in what), None)
-        if each is not None:
-            line[name][f"forward passes for {STANDARD_ERROR}"] = round(needed * each, 2)
-    costs = {name: at[cost] for name, at in line.items() for cost in at if cost.startswith("forward passes")}
+        unit_cost = next((value for label, value in lines.get(name, {}).items() if "forward passes a" in label), None)
+        if unit_cost is not None:
+            line[name][f"forward passes for {STANDARD_ERROR}"] = round(needed * unit_cost, 2)
+    costs = {name: entry[cost] for name, entry in line.items() for cost in entry if cost.startswith("forward passes")}
     return line | ({"cheaper": min(costs, key=lambda name: costs[name])} if len(costs) == 2 else {})
 
 
 def standard_errors(gram: Gram) -> Tensor:
     """Return that of cosθ for each head, from the interval over the probes that the package reports."""
-    found = align(gram, probes=True)
-    return (found.high - found.low).flatten() / float(2 * stats.t.ppf(0.975, found.probes - 1))
+    alignment = align(gram, probes=True)
+    return (alignment.high - alignment.low).flatten() / float(2 * stats.t.ppf(0.975, alignment.probes - 1))
 
 
 def subject(options: Options) -> tuple[nn.Module, Tensor]:

@@ -34,5 +34,5 @@ if __name__ == "__main__":
     for _ in range(rounds + 1):  # the first round compiles and fills the disk's cache
         for name, words in CASES.items():
             taken[name].append(seconds(words))
-    medians = {name: round(statistics.median(each[1:]), 2) for name, each in taken.items()}
+    medians = {name: round(statistics.median(times[1:]), 2) for name, times in taken.items()}
     print(json.dumps({"rounds": rounds, "seconds": medians} | provenance()))

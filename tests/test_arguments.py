@@ -115,7 +115,7 @@ def test_validated_names_a_number_of_more_digits_than_python_prints():
 
 
 def test_validated_takes_what_fits_and_turns_numpys_numbers_into_pythons():
-    found = public(
+    arguments = public(
         IMAGES,
         torch.arange(3),
         ids=torch.tensor([2, 0, 1]),
@@ -127,9 +127,9 @@ def test_validated_takes_what_fits_and_turns_numpys_numbers_into_pythons():
         pairs={1: (0, 0.5)},
         anything=object(),
     )
-    assert type(found["steps"]) is int
-    assert type(found["step_size"]) is float
-    assert math.isnan(found["ratio"])
+    assert type(arguments["steps"]) is int
+    assert type(arguments["step_size"]) is float
+    assert math.isnan(arguments["ratio"])
 
 
 def test_validated_leaves_missing_and_unknown_arguments_to_python():
@@ -146,7 +146,7 @@ UNCHECKED = {"outputs_only"}  # has no arguments
 @pytest.mark.parametrize("part", PARTS)
 def test_every_public_function_is_validated(part):
     module = importlib.import_module(f"antiphase.{part}")
-    functions = [each for name in module.__all__ if inspect.isfunction(each := getattr(module, name))]
+    functions = [function for name in module.__all__ if inspect.isfunction(function := getattr(module, name))]
     assert [one.__name__ for one in functions if not hasattr(one, "__wrapped__")] in ([], sorted(UNCHECKED))
 
 

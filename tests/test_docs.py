@@ -228,13 +228,13 @@ WORDS = {"three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8}
 @pytest.mark.parametrize("pattern", COUNTED)
 def test_what_the_pages_count_is_what_there_is(pattern):
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
-    found = {
+    counts = {
         (page.name, number)
         for page, text in texts.items()
         for number in re.findall(pattern, " ".join(text.split()) if "^" not in pattern else text, re.MULTILINE)
     }
-    assert found, "no page says so any more: take it out of COUNTED"
-    for page, number in found:
+    assert counts, "no page says so any more: take it out of COUNTED"
+    for page, number in counts:
         assert int(WORDS.get(number, number)) == COUNTED[pattern](), page
 
 

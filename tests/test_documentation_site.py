@@ -179,9 +179,9 @@ def test_a_search_finds_greek_letters_and_how_tos_first(browser, address):
     browser.set_script_timeout(240)  # the browser builds the index of all pages, once for these queries
     pages = {"train": "commands.html", "resume": "resume.html", "machines": "several-processes.html", "λ": None}
     for query, page in pages.items():
-        found = browser.execute_async_script(SEARCHED, query)
-        assert found, query
-        assert page is None or found[0].strip("/") == page
+        hits = browser.execute_async_script(SEARCHED, query)
+        assert hits, query
+        assert page is None or hits[0].strip("/") == page
 
 
 def test_programs_find_every_page_as_markdown():
@@ -219,11 +219,11 @@ def test_every_page_loads_fits_and_asks_no_other_host(browser, address, width, p
             browser.get_log(log)  # reading empties it
         browser.get(f"{address}/{page}")
         browser.execute_async_script(READY)
-        found = browser.execute_script(MISTAKES)
+        mistakes = browser.execute_script(MISTAKES)
         events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
         urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        found["elsewhere"] = [url for url in urls if not url.startswith((address, "data:", "blob:"))]
-        found["console"] = [entry["message"] for entry in browser.get_log("browser")]
-        if found != {**nothing, "elsewhere": [], "console": []}:
-            wrong[page] = {key: value for key, value in found.items() if value}
+        mistakes["elsewhere"] = [url for url in urls if not url.startswith((address, "data:", "blob:"))]
+        mistakes["console"] = [entry["message"] for entry in browser.get_log("browser")]
+        if mistakes != {**nothing, "elsewhere": [], "console": []}:
+            wrong[page] = {key: value for key, value in mistakes.items() if value}
     assert wrong == {}

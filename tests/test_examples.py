@@ -34,7 +34,7 @@ from antiphase.vlm.pope import is_parsed, says_yes
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("example", "expected"),
     [
         (lambda: checkpoints(100), [22, 41, 57, 70, 80, 87, 93, 99]),
         (lambda: [one.name for one in find_attack("autoattack").stages], ["apgd-ce", "apgd-t", "fab-t", "square"]),
@@ -73,8 +73,8 @@ from antiphase.vlm.pope import is_parsed, says_yes
         (lambda: [is_parsed(one) for one in ("no", "YES!", "NO", "There is a dog.")], [True, True, False, False]),
     ],
 )
-def test_example(found, expected):
-    assert found() == expected
+def test_example(example, expected):
+    assert example() == expected
 
 
 def test_eps_that_break_shares_of_the_images():
@@ -99,8 +99,8 @@ def test_polygon_covers_the_pixels_whose_centres_are_inside():
 
 def test_vectors_at_a_right_angle_stay():
     pair = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, -3.0]])
-    for found, given in zip(right_angle(*pair), pair, strict=True):
-        assert_allclose(found, given, atol=1e-6)
+    for vector, original in zip(right_angle(*pair), pair, strict=True):
+        assert_allclose(vector, original, atol=1e-6)
 
 
 def test_interval_of_a_size_stays_above_0():

@@ -34,15 +34,15 @@ FORBIDDEN = {
 
 def violations(root: Path) -> list[str]:
     """Return one line for each import under the package folder ``root`` that points the wrong way."""
-    found = []
+    complaints = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if len(parts) == 1 and parts[0] in FRONT_DOOR:
             continue
         for line, target in sorted(_imports(path, root.name, parts)):
             if complaint := _complaint(parts[0], target):
-                found.append(f"{path.relative_to(root)}:{line}: {complaint}")
-    return found
+                complaints.append(f"{path.relative_to(root)}:{line}: {complaint}")
+    return complaints
 
 
 def _complaint(package: str, target: str) -> str | None:
@@ -65,7 +65,7 @@ def _nodes(path: Path) -> list[ast.stmt]:
 def _imports(path: Path, name: str, parts: tuple[str, ...]) -> set[tuple[int, str]]:
     """Return (line, first name below the package) of every import of the package, nested ones too."""
     here = (name, *parts[:-1])  # the package a relative import starts from
-    found: set[tuple[int, str]] = set()
+    imports: set[tuple[int, str]] = set()
     for node in _nodes(path):
         if isinstance(node, ast.Import):
             modules = [alias.name.split(".") for alias in node.names]
@@ -75,8 +75,8 @@ def _imports(path: Path, name: str, parts: tuple[str, ...]) -> set[tuple[int, st
             modules = [[*module, alias.name] for alias in node.names]
         else:
             continue
-        found |= {(node.lineno, ".".join(m[1:2])) for m in modules if m[0] == name}
-    return found
+        imports |= {(node.lineno, ".".join(m[1:2])) for m in modules if m[0] == name}
+    return imports
 
 
 def test_imports_of_the_package_point_one_way():
@@ -146,8 +146,8 @@ def test_help_needs_no_part_of_the_library_and_threads_spin_briefly():
         "print(os.environ['GOMP_SPINCOUNT'])"
     )
     kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=kept)
-    assert found.stdout == "[]\n10000\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=kept)
+    assert process.stdout == "[]\n10000\n"
 
 
 def test_our_own_models_need_neither_timm_nor_torchvision():
@@ -156,8 +156,8 @@ def test_our_own_models_need_neither_timm_nor_torchvision():
         "print(sorted({'timm', 'torchvision', 'open_clip', 'matplotlib'} & set(sys.modules))); "
         "print(ap.attacks.pgd.__name__)"  # a part is there when it is asked for
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\npgd\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\npgd\n"
 
 
 def test_what_the_package_does_not_have_is_an_attribute_error():
@@ -193,8 +193,8 @@ def circles(root: Path) -> list[tuple[str, ...]]:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    found = circles(Path(antiphase.__file__).parent)
-    assert found == []
+    cycles = circles(Path(antiphase.__file__).parent)
+    assert cycles == []
 
 
 def test_a_circle_through_a_nested_import_is_found(tmp_path):

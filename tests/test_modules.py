@@ -76,18 +76,18 @@ DYNAMIC = {"dynamic_shapes": ({0: torch.export.Dim("batch", min=2, max=512)},)}
 )
 def test_special_module_is_attacked_like_the_plain_one(make):
     images = toys.images(16)
-    found = pgd(make(), images, None, THREAT, steps=3)
-    wanted = pgd(network(), images, None, THREAT, steps=3)
-    assert torch.equal(found.success, wanted.success)
-    torch.testing.assert_close(found.adversarial, wanted.adversarial)
+    result = pgd(make(), images, None, THREAT, steps=3)
+    expected = pgd(network(), images, None, THREAT, steps=3)
+    assert torch.equal(result.success, expected.success)
+    torch.testing.assert_close(result.adversarial, expected.adversarial)
 
 
 @pytest.mark.parametrize("attack", [pgd, fab, square])
 def test_finished_result_survives_a_module_that_refuses_its_mode(attack):
     budget = {"queries": 5} if attack is square else {"steps": 2}
     model = Stubborn()
-    found = attack(model, toys.images(3), None, THREAT, **budget)
-    assert torch.equal(found.adversarial, attack(model.inner, toys.images(3), None, THREAT, **budget).adversarial)
+    result = attack(model, toys.images(3), None, THREAT, **budget)
+    assert torch.equal(result.adversarial, attack(model.inner, toys.images(3), None, THREAT, **budget).adversarial)
     assert model.training
     assert model.inner.training
 
@@ -197,11 +197,11 @@ class InPlace(nn.Module):
 @pytest.mark.parametrize("attack", [pgd, fab])
 def test_model_that_writes_to_its_images_is_attacked_like_one_that_copies_them(change, attack):
     images = toys.images(5)
-    before, found = images.clone(), []
+    before, results = images.clone(), []
     for copies in (False, True):
         model = InPlace(toys.network(), change, copies)
-        found.append(attack(model, images, None, THREAT, steps=3, passes=2))
-    assert torch.equal(found[0].adversarial, found[1].adversarial)
+        results.append(attack(model, images, None, THREAT, steps=3, passes=2))
+    assert torch.equal(results[0].adversarial, results[1].adversarial)
     assert torch.equal(images, before)
 
 
@@ -234,8 +234,8 @@ def test_audit_takes_special_modules(make):
     images = toys.images(4, (3, 7, 5))
     model = make()
     data = ap.load_data((images, torch.arange(4) % 5))
-    found = ap.audit(model, data=data, eps="4/255", steps=2, quiet=True)
-    assert len(found.frame()) == 4
+    audit = ap.audit(model, data=data, eps="4/255", steps=2, quiet=True)
+    assert len(audit.frame()) == 4
     assert model.training == (make is not scripted)
 
 

@@ -28,12 +28,12 @@ def environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("values", "found"),
+    ("values", "expected"),
     [({}, (0, 1)), ({"WORLD_SIZE": "1", "RANK": "0"}, (0, 1)), (GROUP, (1, 2)), ({**GROUP, "LOCAL_RANK": "0"}, (1, 2))],
 )
-def test_rank_and_count_are_those_of_the_environment(environment, values, found):
+def test_rank_and_count_are_those_of_the_environment(environment, values, expected):
     environment(values)
-    assert rank_and_count() == found
+    assert rank_and_count() == expected
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_a_process_ends_when_torchrun_is_killed():
 
 def test_a_process_whose_torchrun_is_gone_already_does_not_begin():
     agent = {**GROUP, "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "antiphase", "doctor"], env={**os.environ, **agent}, capture_output=True, text=True
     )
-    assert found.returncode == 2
-    assert found.stderr == "antiphase: torchrun on 127.0.0.1:1 has ended; start it again\n"
+    assert process.returncode == 2
+    assert process.stderr == "antiphase: torchrun on 127.0.0.1:1 has ended; start it again\n"
 
 
 TEN_PASSES = """

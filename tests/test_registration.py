@@ -124,9 +124,9 @@ def _rebuilt(model, pixels):
     layers = list(attention_layers(model, pixels))  # compares the rebuilt output with the module's own
     assert len(layers) == SIZES["depth"]
     for layer, module in zip(layers, (block.attn for block in model.blocks), strict=True):
-        own = module.maps(layer.tokens)
-        assert_close(layer.maps.combined, own.combined)
-        assert_close(own.combined, combine(own.positive, own.negative, own.lam))
+        maps = module.maps(layer.tokens)
+        assert_close(layer.maps.combined, maps.combined)
+        assert_close(maps.combined, combine(maps.positive, maps.negative, maps.lam))
     return layers
 
 
@@ -176,8 +176,8 @@ def test_it_fits_a_dual_encoder():
         attention="differential",
     ).eval()
     texts = torch.tensor([[49406, 320, 49407]])
-    found = layer_lambdas(model, torch.rand(1, 3, 8, 8), texts)
-    assert [lam.shape for lam in found] == [(1, 2, 5), ()]
+    lambdas = layer_lambdas(model, torch.rand(1, 3, 8, 8), texts)
+    assert [lam.shape for lam in lambdas] == [(1, 2, 5), ()]
 
 
 def test_an_attention_of_ones_own_is_trained_taken_apart_and_stored(digits, tmp_path):
@@ -190,9 +190,9 @@ def test_an_attention_of_ones_own_is_trained_taken_apart_and_stored(digits, tmp_
     layers = _rebuilt(model, digits.images(range(3)))
     for branch, name in ((layers[0].positive, "positive"), (layers[0].negative, "negative")):
         x = layers[0].tokens.detach().requires_grad_()
-        own = getattr(model.blocks[0].attn.maps(x), name)
-        upstream = torch.randn(own.shape, generator=torch.Generator().manual_seed(0))
-        (expected,) = torch.autograd.grad((own * upstream).sum(), x)
+        attention_map = getattr(model.blocks[0].attn.maps(x), name)
+        upstream = torch.randn(attention_map.shape, generator=torch.Generator().manual_seed(0))
+        (expected,) = torch.autograd.grad((attention_map * upstream).sum(), x)
         assert_close(branch.vjp(upstream).sum(1), expected)  # its closed form knows the projections
     assert [lam.item() for lam in layer_lambdas(model)] == [layer.lam.item() for layer in layers]
 
@@ -225,8 +225,8 @@ def test_a_lambda_of_ones_own_is_a_choice_of_the_command_line(tmp_path, run_cli)
 
 
 def test_a_clip_variant_of_ones_own_is_an_entry_in_the_registry(monkeypatch):
-    own = ClipVariant("CLIP, shared queries", {"towers": "vision", "attention": "shared"})
-    monkeypatch.setitem(CLIPS, "shared-vision", own)
+    variant = ClipVariant("CLIP, shared queries", {"towers": "vision", "attention": "shared"})
+    monkeypatch.setitem(CLIPS, "shared-vision", variant)
     options = TrainClipOptions(model="shared-vision", data="openmoji", out="run", lambda_init=0.8)
     model = make_clip_recipe(options.model, "openmoji", options.data, "0", options.chosen("init", "lambda_init")).model
     assert (model.vision.attention, model.text.attention) == ("shared", "softmax")
@@ -282,8 +282,8 @@ def _stripes(split):
 
 @pytest.fixture
 def stripes(monkeypatch):
-    own = Source("stripes", _stripes, image_size=12, classes=3, train_images=24)
-    monkeypatch.setitem(sources._SOURCES, "stripes", own)
+    source = Source("stripes", _stripes, image_size=12, classes=3, train_images=24)
+    monkeypatch.setitem(sources._SOURCES, "stripes", source)
     return load_data("stripes")
 
 

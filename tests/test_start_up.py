@@ -24,8 +24,8 @@ HEAVY = {"pydantic", "rich", "pygments", "numpy", "torch", "polars", "matplotlib
 
 def imported(code, heavy=frozenset(HEAVY)):
     text = COUNT.format(code=code, heavy=set(heavy))
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    count, _, names = found.stderr.strip().partition(" ")
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    count, _, names = process.stderr.strip().partition(" ")
     return int(count), names
 
 
@@ -62,11 +62,11 @@ def test_the_line_of_a_command_is_the_first_of_its_own_help(name):
 
 def test_words_are_completed():
     for typed, expected in (("antiphase stu", "study"), ("antiphase study run --prof", "--profile")):
-        asked = {"_ANTIPHASE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-        found = subprocess.run(
-            [Path(sys.executable).with_name("antiphase")], capture_output=True, text=True, env=os.environ | asked
+        variables = {"_ANTIPHASE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        process = subprocess.run(
+            [Path(sys.executable).with_name("antiphase")], capture_output=True, text=True, env=os.environ | variables
         )
-        assert found.stdout.split() == [expected]
+        assert process.stdout.split() == [expected]
 
 
 def test_verbose_shows_where_a_mistake_was_found(run_cli, monkeypatch, tmp_path):
@@ -84,7 +84,7 @@ def test_verbose_shows_where_a_mistake_was_found(run_cli, monkeypatch, tmp_path)
 
 def test_without_a_command_the_help_is_shown(run_cli):
     for words in ((), ("study",)):
-        bare, asked = run_cli(*words), run_cli(*words, "--help")
-        assert bare == asked
+        bare, usage = run_cli(*words), run_cli(*words, "--help")
+        assert bare == usage
         assert (bare[0], bare[2]) == (0, "")
         assert "Commands" in bare[1]

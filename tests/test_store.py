@@ -125,14 +125,14 @@ def test_processes_wait_where_one_would_disturb_another(tmp_path, monkeypatch):
     schema, made = {"sample": pl.Int64, "by": pl.Int64}, []
 
     def run(process):
-        for wanted in (range(5), range(9)):  # the second time, some are stored
-            found = store.Cache(tmp_path, {"of": "a"}, schema, wanted, process)
-            with found.filling(2) as parts:
+        for samples in (range(5), range(9)):  # the second time, some are stored
+            cache = store.Cache(tmp_path, {"of": "a"}, schema, samples, process)
+            with cache.filling(2) as parts:
                 for part in parts:
                     rows = {"sample": part, "by": [process.rank] * len(part)}
-                    found.journal.append(pl.DataFrame(rows, schema=schema))
+                    cache.journal.append(pl.DataFrame(rows, schema=schema))
                     made.extend(part)
-            rows = found.collect()
+            rows = cache.collect()
             assert len(list(tmp_path.glob("cells/*/*.parquet"))) == 1
         return sorted(rows.rows())
 

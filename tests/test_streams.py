@@ -79,7 +79,7 @@ def test_a_key_is_the_sha256_of_its_parts():
 
 def test_keys_tell_apart_order_type_and_boundaries():
     parts = [(1, 2), (2, 1), (12,), ("12",), (1, "2"), ("1", 2), ("a", "b"), ("ab",), ("b", "a"), (), ("",)]
-    assert len({key(*each) for each in parts}) == len(parts)
+    assert len({key(*part) for part in parts}) == len(parts)
 
 
 def test_equal_parts_give_equal_generators_and_others_do_not():
@@ -154,9 +154,9 @@ def test_an_offset_goes_on_where_the_stream_was(draw):
     keys = sample_keys(key("offset"), _ids(3))
     whole = draw(keys, 17)
     assert torch.equal(draw(keys, 6, offset=11), whole[:, 11:])
-    each = torch.tensor([0, 5, 11])
-    rows = [whole[row, start : start + 6] for row, start in enumerate(each.tolist())]
-    assert torch.equal(draw(keys, 6, offset=each), torch.stack(rows))
+    offsets = torch.tensor([0, 5, 11])
+    rows = [whole[row, start : start + 6] for row, start in enumerate(offsets.tolist())]
+    assert torch.equal(draw(keys, 6, offset=offsets), torch.stack(rows))
 
 
 def _many_keys():

@@ -29,12 +29,12 @@ def _described(title: str, command: Any, level: int) -> list[str]:
     if getattr(command, "commands", None):
         return lines
     usage = " ".join(
-        [title, *(_usage(each) for each in command.params if each.param_type_name == "argument"), "[OPTIONS]"]
+        [title, *(_usage(param) for param in command.params if param.param_type_name == "argument"), "[OPTIONS]"]
     )
     lines += ["```text", usage, "```", ""]
-    for each in command.params:
-        if not getattr(each, "hidden", False):
-            lines += [_names(each), f":   {_help(each)}", ""]
+    for param in command.params:
+        if not getattr(param, "hidden", False):
+            lines += [_names(param), f":   {_help(param)}", ""]
     return lines
 
 

@@ -16,8 +16,8 @@ def linked(text: str) -> str:
     'see <autoref optional identifier="antiphase.attacks.pgd"><code>pgd</code></autoref>'
     """
 
-    def link(found: re.Match[str]) -> str:
-        short, target = found.groups()
+    def link(match: re.Match[str]) -> str:
+        short, target = match.groups()
         shown = target.rpartition(".")[2] if short else target
         return f'<autoref optional identifier="{target}"><code>{shown}</code></autoref>'
 
@@ -26,7 +26,7 @@ def linked(text: str) -> str:
 
 def fenced(text: str) -> str:
     """Return text in which each doctest is a fenced block of code."""
-    return _DOCTEST.sub(lambda found: f"{found[1]}```pycon\n{found.group()}\n{found[1]}```", text)
+    return _DOCTEST.sub(lambda match: f"{match[1]}```pycon\n{match.group()}\n{match[1]}```", text)
 
 
 class Docstrings(griffe.Extension):

@@ -109,5 +109,5 @@ def _filled(nav: Any, parts: dict[str, list[Any]]) -> Any:
         return {title: _filled(below, parts) for title, below in nav.items()}
     if isinstance(nav, str):
         return parts.get(nav, nav)
-    expanded = (parts[each] if isinstance(each, str) and each in parts else [each] for each in nav)
-    return [_filled(each, parts) for some in expanded for each in some]
+    expanded = (parts[item] if isinstance(item, str) and item in parts else [item] for item in nav)
+    return [_filled(item, parts) for items in expanded for item in items]

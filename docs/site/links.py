@@ -48,20 +48,20 @@ def moved(text: str, uri: str) -> str:
     """Return a page's text with its links as the site needs them."""
     place = posixpath.dirname(of_repository(uri))
 
-    def link(found: re.Match[str]) -> str:
-        before, target, after = found.groups()
+    def link(match: re.Match[str]) -> str:
+        before, target, after = match.groups()
         if re.match(r"[a-z]+:", target):
-            return found.group()
+            return match.group()
         path = posixpath.normpath(posixpath.join(place, target))
         if (inside := of_site(path)) is not None:
             return before + os.path.relpath(inside, posixpath.dirname(uri) or ".") + after
         if (ROOT / path).exists():
             kind = "tree" if (ROOT / path).is_dir() else "blob"
             return f"{before}{_GITHUB}/{kind}/main/{path}{after}"
-        return found.group()
+        return match.group()
 
     return _outside_code(text, lambda part: _HTML.sub(link, _MARKDOWN.sub(link, part)))
 
 
 def _outside_code(text: str, change: Callable[[str], str]) -> str:
-    return "".join(part if at % 2 else change(part) for at, part in enumerate(_CODE.split(text)))
+    return "".join(part if index % 2 else change(part) for index, part in enumerate(_CODE.split(text)))

@@ -41,9 +41,9 @@ def python_pages() -> Iterator[tuple[str, str, str]]:
 
 def _place(package: str, name: str) -> str:
     """Return where a name is defined: a package may have a module of the same name."""
-    found = getattr(importlib.import_module(package), name)
-    if inspect.isclass(found) or inspect.isfunction(found):
-        return f"{found.__module__}.{found.__qualname__}"
+    member = getattr(importlib.import_module(package), name)
+    if inspect.isclass(member) or inspect.isfunction(member):
+        return f"{member.__module__}.{member.__qualname__}"
     return f"{package}.{name}"
 
 

@@ -89,8 +89,8 @@ def test_agrees_with_the_slow_twin(norm, objective, steps):
         values, best = reference.apgd(
             lambda x, label=label: loss(model(x[None]), label)[0], images[index], starts[index], eps, norm, steps
         )
-        found = loss(model(result.adversarial[index : index + 1]), label).item()
-        assert found == pytest.approx(max(values), rel=1e-9)
+        value = loss(model(result.adversarial[index : index + 1]), label).item()
+        assert value == pytest.approx(max(values), rel=1e-9)
         assert_close(result.adversarial[index], best, rtol=0, atol=1e-7)
 
 

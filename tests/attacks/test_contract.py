@@ -144,14 +144,14 @@ def test_a_success_is_a_changed_prediction_within_the_budget(name):
     ],
 )
 def test_each_image_keeps_its_context(name, nested, precision):
-    asked, which = toys.Asked(), torch.arange(COUNT) % 3
-    _, _, whole = attacked(name, model=asked, context=which, batch_size=16, nested=nested, precision=precision)
-    for number, model in enumerate(asked.each):
-        own = (which == number).nonzero()[:, 0]
-        _, _, alone = attacked(name, own, model=model, nested=nested, precision=precision)
+    mixture, which = toys.Asked(), torch.arange(COUNT) % 3
+    _, _, whole = attacked(name, model=mixture, context=which, batch_size=16, nested=nested, precision=precision)
+    for number, model in enumerate(mixture.networks):
+        rows = (which == number).nonzero()[:, 0]
+        _, _, alone = attacked(name, rows, model=model, nested=nested, precision=precision)
         for array in ARRAYS:
             step = "pass the rows to every call of the oracle, which gives the model the context of each"
-            assert torch.equal(getattr(whole, array)[own], getattr(alone, array)), f"{name!r}, {array}: {step}"
+            assert torch.equal(getattr(whole, array)[rows], getattr(alone, array)), f"{name!r}, {array}: {step}"
 
 
 @every_attack
@@ -192,7 +192,7 @@ def test_the_search_reaches_as_far_as_its_settings_say():
     def effort(name, **settings):
         names = ("steps", "queries", "restarts", "targets", "passes")
         stages = [settings_of(stage) | stage.settings for stage in find_attack(name, **settings).stages]
-        return [{key: own[key] for key in names if own.get(key) is not None} for own in stages]
+        return [{key: options[key] for key in names if options.get(key) is not None} for options in stages]
 
     apgd_ce, apgd_t = {"steps": 100, "restarts": 1}, {"steps": 100, "restarts": 1, "targets": 9}
     square = {"queries": 5_000, "restarts": 1}

@@ -91,11 +91,11 @@ def test_alone_in_its_batch_means_alone_in_every_pass():
 
 def test_verdicts_come_while_others_still_wait():
     model, images = toys.network(), toys.images(24)
-    asked = 0
+    forwards = 0
 
     def counting(x):
-        nonlocal asked
-        asked += len(x)
+        nonlocal forwards
+        forwards += len(x)
         return model(x)
 
     told = []
@@ -107,10 +107,10 @@ def test_verdicts_come_while_others_still_wait():
         steps=3,
         restarts=5,
         batch_size=16,
-        on_finished=lambda positions, arrays: told.extend([asked] * len(positions)),
+        on_finished=lambda positions, arrays: told.extend([forwards] * len(positions)),
     )
     assert len(told) == 24
-    assert told[15] < 0.8 * asked  # the first sixteen before the others are through
+    assert told[15] < 0.8 * forwards  # the first sixteen before the others are through
 
 
 def test_numpys_integers_seed_as_pythons_do(victim):
@@ -163,8 +163,8 @@ def test_what_goes_on_in_float32_does_not_depend_on_the_batch(attack, budget, ea
 
     whole = run(60, torch.arange(60))
     for size in (1, 7, 17):
-        for mine, theirs in zip(run(size, torch.arange(60).flip(0)), whole, strict=True):
-            assert torch.equal(mine, theirs)
+        for array, expected in zip(run(size, torch.arange(60).flip(0)), whole, strict=True):
+            assert torch.equal(array, expected)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,12 @@ def _distance(model, images, goal):
 )
 def test_success_is_the_prediction_of_the_goal(linear, attack, options):
     model, images = linear
-    found = attack(model, images, None, Threat(eps=0.05), goal=3, **options)
-    assert torch.equal(found.prediction, model(found.adversarial).argmax(1))
-    assert torch.equal(found.success, (found.prediction == 3) & (found.distance <= 0.05 + 1e-6))
-    assert torch.equal(found.label, model(images).argmax(1))
-    assert not found.success[_distance(model, images, 3) > 0.051].any()
-    assert found.settings["goal"] == [3] * 12
+    result = attack(model, images, None, Threat(eps=0.05), goal=3, **options)
+    assert torch.equal(result.prediction, model(result.adversarial).argmax(1))
+    assert torch.equal(result.success, (result.prediction == 3) & (result.distance <= 0.05 + 1e-6))
+    assert torch.equal(result.label, model(images).argmax(1))
+    assert not result.success[_distance(model, images, 3) > 0.051].any()
+    assert result.settings["goal"] == [3] * 12
 
 
 def test_pgd_reaches_the_goal_where_a_linear_model_lets_it(linear):
@@ -50,18 +50,18 @@ def test_pgd_reaches_the_goal_where_a_linear_model_lets_it(linear):
     goal = torch.arange(12) % 5
     reach = torch.stack([_distance(model, images, k) for k in range(5)], 1).gather(1, goal[:, None])[:, 0]
     eps = float(reach.clamp_min(0).median())
-    found = pgd(model, images, None, Threat(eps=1.1 * eps), goal=goal, steps=50)
-    assert found.success[reach < eps].all()
-    assert found.success.any()
-    assert not found.success.all()
-    assert torch.equal((model(images).argmax(1) == goal), found.success & (found.distance == 0))
+    result = pgd(model, images, None, Threat(eps=1.1 * eps), goal=goal, steps=50)
+    assert result.success[reach < eps].all()
+    assert result.success.any()
+    assert not result.success.all()
+    assert torch.equal((model(images).argmax(1) == goal), result.success & (result.distance == 0))
 
 
 def test_carlini_wagner_minimises_the_distance_to_the_goal(linear):
     model, images = linear
-    found = carlini_wagner(model, images, None, Threat("l2", math.inf), goal=2, steps=100, initial_const=1.0)
-    assert (model(found.adversarial).argmax(1) == 2).all()
-    assert found.success.all()
+    result = carlini_wagner(model, images, None, Threat("l2", math.inf), goal=2, steps=100, initial_const=1.0)
+    assert (model(result.adversarial).argmax(1) == 2).all()
+    assert result.success.all()
 
 
 def test_goal_does_not_depend_on_the_batch(linear):

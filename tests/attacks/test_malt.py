@@ -68,12 +68,12 @@ def test_verdicts_depend_neither_on_the_batch_nor_on_the_precision(options):
 
 
 def test_images_keep_their_context():
-    asked, which = toys.Asked(), torch.arange(COUNT) % 3
-    whole = apgd(asked, toys.images(COUNT), None, THREAT, steps=3, targets="malt", context=which)
-    for number, model in enumerate(asked.each[:2]):
-        own = (which == number).nonzero()[:, 0]
-        alone = apgd(model, toys.images(COUNT)[own], None, THREAT, steps=3, targets="malt", ids=own)
-        assert torch.equal(whole.adversarial[own], alone.adversarial)
+    mixture, which = toys.Asked(), torch.arange(COUNT) % 3
+    whole = apgd(mixture, toys.images(COUNT), None, THREAT, steps=3, targets="malt", context=which)
+    for number, model in enumerate(mixture.networks[:2]):
+        rows = (which == number).nonzero()[:, 0]
+        alone = apgd(model, toys.images(COUNT)[rows], None, THREAT, steps=3, targets="malt", ids=rows)
+        assert torch.equal(whole.adversarial[rows], alone.adversarial)
 
 
 def test_a_nearer_target_breaks_a_linear_model_that_likely_classes_do_not():
@@ -84,7 +84,7 @@ def test_a_nearer_target_breaks_a_linear_model_that_likely_classes_do_not():
     model.bias[20:] -= model(toys.images(29)).mean(0)[20:]  # less likely and near
     images = toys.images(29)
     threat = Threat(eps=float(1.05 * toys.least(model, images, "linf").max()))
-    malt, standard = (apgd(model, images, None, threat, steps=20, targets=by) for by in ("malt", 9))
+    malt, standard = (apgd(model, images, None, threat, steps=20, targets=targets) for targets in ("malt", 9))
     assert malt.asr == 1.0
     assert standard.asr < 0.5
     assert malt.attack == "apgd-malt"

@@ -14,8 +14,8 @@ SAMPLES = st.lists(st.tuples(st.floats(0, 10), st.booleans()), min_size=1, max_s
 def test_counted_by_hand():
     distance = np.array([3.0, 1.0, 0.0, 2.0, 7.0])
     fallen = np.array([True, True, True, True, False])
-    found = {row.level: row.eps for row in eps_at(distance, fallen, levels=(0.2, 0.5, 0.8, 0.95, 1.0))}
-    assert found == {0.2: 0.0, 0.5: 2.0, 0.8: 3.0, 0.95: np.inf, 1.0: np.inf}
+    norms = {row.level: row.eps for row in eps_at(distance, fallen, levels=(0.2, 0.5, 0.8, 0.95, 1.0))}
+    assert norms == {0.2: 0.0, 0.5: 2.0, 0.8: 3.0, 0.95: np.inf, 1.0: np.inf}
 
 
 @given(SAMPLES, st.floats(0.01, 1.0))

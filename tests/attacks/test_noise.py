@@ -49,8 +49,8 @@ def test_the_draw_of_greatest_margin_is_kept():
     def lead(result):
         with torch.no_grad():
             logits = model(result.adversarial)
-        own = logits.gather(1, result.label[:, None])[:, 0]
-        return logits.scatter(1, result.label[:, None], -torch.inf).amax(1) - own
+        label_logits = logits.gather(1, result.label[:, None])[:, 0]
+        return logits.scatter(1, result.label[:, None], -torch.inf).amax(1) - label_logits
 
     assert (lead(many) >= lead(few)).all()
     assert (lead(many) > lead(few)).any()

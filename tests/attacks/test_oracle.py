@@ -36,10 +36,10 @@ class Watched(nn.Module):
 def test_one_image_alone_is_attacked_as_among_others(attack, options, model):
     images, threat = toys.images(19), Threat(eps=0.02)
     among = attack(model, images, None, threat, **options)
-    for at in (0, 7):
-        alone = attack(model, images[at : at + 1], None, threat, ids=torch.tensor([at]), **options)
-        assert torch.equal(alone.adversarial, among.adversarial[at : at + 1])
-        assert torch.equal(alone.forwards, among.forwards[at : at + 1])
+    for index in (0, 7):
+        alone = attack(model, images[index : index + 1], None, threat, ids=torch.tensor([index]), **options)
+        assert torch.equal(alone.adversarial, among.adversarial[index : index + 1])
+        assert torch.equal(alone.forwards, among.forwards[index : index + 1])
 
 
 def test_one_image_is_not_padded_where_that_changes_no_bit():

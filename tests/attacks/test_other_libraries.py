@@ -78,7 +78,7 @@ def test_cheats_get_no_success(cheat, warning):
     assert not result.success.any()
     assert result.adversarial.isfinite().all()
     assert len(result.warnings) == (warning is not None)
-    assert all(re.search(warning, said) for said in result.warnings)
+    assert all(re.search(warning, line) for line in result.warnings)
 
 
 # one sample's NaN that fails its neighbours
@@ -180,9 +180,9 @@ def test_global_generators_are_seeded_and_restored():
 def test_the_model_comes_back_as_it_was():
     model = nn.Sequential(toys.network(), nn.Dropout(0.5)).train()
 
-    def check(asked, x, y):
-        assert not any(module.training for module in asked.modules())
-        assert not any(parameter.requires_grad for parameter in asked.parameters())
+    def check(network, x, y):
+        assert not any(module.training for module in network.modules())
+        assert not any(parameter.requires_grad for parameter in network.parameters())
         return x
 
     run_foreign(check, model, toys.images(3), None, Threat())

@@ -110,8 +110,8 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("broken", ["", "[1]", '{"a": '])
 def test_choice_is_measured_once_and_kept_on_disk(cache, monkeypatch, broken):
-    asked = []
-    monkeypatch.setattr(module, "_fastest", lambda choices, *about: asked.append(choices) or "copy float32")
+    calls = []
+    monkeypatch.setattr(module, "_fastest", lambda choices, *about: calls.append(choices) or "copy float32")
     cache.parent.mkdir()
     cache.write_text(broken)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_choice_is_measured_once_and_kept_on_disk(cache, monkeypatch, broken):
         assert norms(chosen) == 0
         assert precision == "float32"
         module._chosen.clear()  # as in a new process
-    assert [list(choices) for choices in asked] == [["original float32", "copy float32"]]
+    assert [list(choices) for choices in calls] == [["original float32", "copy float32"]]
     assert list(json.loads(cache.read_text()).values()) == ["copy float32"]
     model = Cnn(skip=True)  # the same architecture to the measurement, but no copy of it is faithful
     assert search_model(model, toys.images(16), None, "float32", CPU) == (model, "float32")

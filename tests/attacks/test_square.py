@@ -22,7 +22,7 @@ MODULE = importlib.import_module("antiphase.attacks.square")  # the package name
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def batches(monkeypatch):
     """Collect the images that a search asks about, without padding."""
     seen, plain = [], Oracle.logits
 
@@ -67,7 +67,7 @@ def same(one, other, order=None):
     ],
 )
 @pytest.mark.parametrize("margin_to_bounds", [True, False])
-def test_agrees_with_the_slow_twin(norm, shape, queries, options, margin_to_bounds, asked):
+def test_agrees_with_the_slow_twin(norm, shape, queries, options, margin_to_bounds, batches):
     size = math.prod(shape)
     model, x = network(size=size).double(), images(3, shape).double()
     if not margin_to_bounds:
@@ -84,7 +84,7 @@ def test_agrees_with_the_slow_twin(norm, shape, queries, options, margin_to_boun
         batch_size=1,
         **{"rescale_schedule": False, **options},
     )
-    seen = torch.cat(asked)
+    seen = torch.cat(batches)
     keys = sample_keys(key(3, "square", 0), torch.arange(3)).tolist()
     for index in range(3):
         label = result.label[index : index + 1]
@@ -182,19 +182,19 @@ def test_batch_size_and_order_change_nothing(norm, options):
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("early_stop", [True, False])
-def test_speculation_changes_nothing(norm, early_stop, monkeypatch, asked):
+def test_speculation_changes_nothing(norm, early_stop, monkeypatch, batches):
     model, x = network(), images(9, seed=1)
     threat = Threat(norm, {"linf": 0.02, "l2": 0.2}[norm])
-    results, batches = [], []
+    results, counts = [], []
     for fill in (1, 37, 128):
         monkeypatch.setitem(MODULE._FILL, "cpu", fill)
-        asked.clear()
+        batches.clear()
         results.append(square(model, x, None, threat, queries=101, early_stop=early_stop))
-        batches.append(len(asked))
+        counts.append(len(batches))
     assert 0 < results[0].asr < 1
     same(results[0], results[1])
     same(results[0], results[2])
-    assert batches[2] < batches[1] < 0.8 * batches[0]
+    assert counts[2] < counts[1] < 0.8 * counts[0]
 
 
 def constant(x):
@@ -203,7 +203,7 @@ def constant(x):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_what_changes_nothing_is_counted_and_not_asked(channels, asked, proposed, monkeypatch):
+def test_what_changes_nothing_is_counted_and_not_asked(channels, batches, proposed, monkeypatch):
     monkeypatch.setitem(MODULE._FILL, "cpu", 1)  # one query at a time
     x = torch.full((1, channels, 8, 8), 0.5)
     result = square(constant, x, None, Threat(eps=0.1), queries=400, p_init=0.02)
@@ -211,7 +211,7 @@ def test_what_changes_nothing_is_counted_and_not_asked(channels, asked, proposed
     first, *later = (numbered[t] for t in range(400))  # nothing is accepted
     expected = [first, *(proposal for proposal in later if not torch.equal(proposal, first))]
     assert len(expected) < {1: 300, 3: 380}[channels]
-    assert torch.equal(torch.cat(asked), torch.stack(expected))
+    assert torch.equal(torch.cat(batches), torch.stack(expected))
     assert (result.forwards == 1 + 400 + 1).all()
 
 
@@ -292,14 +292,14 @@ def test_a_target_is_what_the_objective_sees():
 
 
 def test_window_sizes_follow_the_schedule():
-    at = windows(0.8, 5000, False, "linf", torch.zeros(1, 3, 32, 32))
+    schedule = windows(0.8, 5000, False, "linf", torch.zeros(1, 3, 32, 32))
     # √(0.8·1024 / 2^l), rounded
-    assert at.height.tolist() == at.width.tolist() == [29, 20, 14, 10, 7, 5, 4, 3, 2, 1]
-    assert at.after.tolist() == [10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000]
-    at = windows(0.8, 5000, True, "l2", torch.zeros(1, 3, 32, 32))
-    assert at.height.tolist() == [29, 21, 15, 11, 7, 5, 5, 3, 3, 3]
+    assert schedule.height.tolist() == schedule.width.tolist() == [29, 20, 14, 10, 7, 5, 4, 3, 2, 1]
+    assert schedule.after.tolist() == [10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000]
+    schedule = windows(0.8, 5000, True, "l2", torch.zeros(1, 3, 32, 32))
+    assert schedule.height.tolist() == [29, 21, 15, 11, 7, 5, 5, 3, 3, 3]
     # iteration 6 of 5,000 is 12 > 10 of 10,000, iteration 5 is 10
-    assert at.after.tolist() == [5, 25, 100, 250, 500, 1000, 2000, 3000, 4000]
+    assert schedule.after.tolist() == [5, 25, 100, 250, 500, 1000, 2000, 3000, 4000]
     assert window_size(0.8, 40, 10, 1) == (32, 10)
     assert window_size(0.8, 1, 40, 3) == (1, 32)
     assert window_size(1e-6, 9, 9, 3) == (3, 3)
@@ -318,7 +318,7 @@ def test_windows_reach_every_place_and_samples_draw_their_own(norm, proposed):
     x = torch.full((2, 1, 8, 8), 0.5)
     square(constant, x, None, Threat(norm, 0.1), queries=1500, p_init=0.02)
     # nothing is accepted: the n-th proposals are the n-th windows of both samples' first images
-    both = torch.stack([torch.stack([found[t] for t in range(1500)]) for found in proposed.values()])
+    both = torch.stack([torch.stack([proposals[t] for t in range(1500)]) for proposals in proposed.values()])
     start, later = both[:, :1], both[:, 1:]
     changed = (later != start).any(2)
     assert changed.any(1).all()  # the last row and column too
@@ -360,21 +360,21 @@ def test_low_precision_searches_in_float32(norm):
     assert exact.settings == coarse.settings
 
 
-def test_large_images_are_not_multiplied(asked):
+def test_large_images_are_not_multiplied(batches):
     def model(x):
         return torch.stack([x.flatten(1).mean(1), x.flatten(1).amax(1) + 1], 1)
 
     for side, most in ((200, 16), (20, 32)):
-        asked.clear()
+        batches.clear()
         square(model, torch.rand(3, 3, side, side), None, Threat(eps=0.01), queries=16)
-        assert max(map(len, asked)) == most
+        assert max(map(len, batches)) == most
 
 
 def test_a_short_search_spreads_its_window_sizes_over_its_queries():
     model, x = network(), images(9)
     short = {
-        asked: square(model, x, None, Threat(eps=0.05), queries=60, rescale_schedule=asked)
-        for asked in (None, True, False)
+        rescale: square(model, x, None, Threat(eps=0.05), queries=60, rescale_schedule=rescale)
+        for rescale in (None, True, False)
     }
     same(short[None], short[True])
     assert not torch.equal(short[None].adversarial, short[False].adversarial)

@@ -68,17 +68,17 @@ def _same(one, other):
 
 def _one_after_the_other(ensemble, model, images, labels, budgets, **run):
     """Return what a sweep down must: (positions, result) of a run at each ε on those who fell above, ε falling."""
-    ids, at, found = torch.arange(len(images)), torch.arange(len(images)), []
+    ids, positions, results = torch.arange(len(images)), torch.arange(len(images)), []
     for eps in sorted(budgets, reverse=True):
-        given = None if labels is None else labels[at]
-        run["ids"] = ids[at]
-        [part] = sweep(ensemble, model, images[at], given, THREAT, [eps], nested="off", **run)
-        found.append((at, part))
+        part_labels = None if labels is None else labels[positions]
+        run["ids"] = ids[positions]
+        [part] = sweep(ensemble, model, images[positions], part_labels, THREAT, [eps], nested="off", **run)
+        results.append((positions, part))
         labels = part.label if labels is None else labels
-        at = at[part.success]
-        if not len(at):
+        positions = positions[part.success]
+        if not len(positions):
             break
-    return found
+    return results
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["clean predictions", "labels"])
@@ -96,11 +96,11 @@ def test_down_is_one_budget_after_the_other(victim, ensemble, given):
     down = sweep(ensemble, model, images, labels, THREAT, EPS, nested="down")
     expected = _one_after_the_other(ensemble, model, images, labels, EPS)
     assert len(expected) == len(EPS)
-    for result, (at, part) in zip(reversed(down), expected, strict=True):
+    for result, (positions, part) in zip(reversed(down), expected, strict=True):
         stands = torch.ones(len(images), dtype=torch.bool)
-        stands[at] = False
+        stands[positions] = False
         for name in ARRAYS:
-            assert torch.equal(getattr(result, name)[at], getattr(part, name)), name
+            assert torch.equal(getattr(result, name)[positions], getattr(part, name)), name
         assert not result.success[stands].any()
         assert (result.forwards[stands] == 0).all()
         assert torch.equal(result.adversarial[stands], images[stands])
@@ -108,9 +108,9 @@ def test_down_is_one_budget_after_the_other(victim, ensemble, given):
         assert [(stage.attack, stage.threat.eps) for stage in result.stages] == [
             (stage.attack, stage.threat.eps) for stage in part.stages
         ]
-        for ours, theirs in zip(result.stages, part.stages, strict=True):
-            assert torch.equal(ours.ids, theirs.ids)
-            _same(ours, theirs)
+        for stage, other in zip(result.stages, part.stages, strict=True):
+            assert torch.equal(stage.ids, other.ids)
+            _same(stage, other)
 
 
 def test_black_box_wins_are_told_of_those_attacked_at_an_eps(victim):
@@ -124,8 +124,8 @@ def test_black_box_wins_are_told_of_those_attacked_at_an_eps(victim):
 
     ensemble = Ensemble("two", (Stage("weak", weak), Stage("square", strong, black_box=True)))
     down = sweep(ensemble, *victim, None, THREAT, EPS, nested="down")
-    (at, part) = _one_after_the_other(ensemble, *victim, None, EPS)[-1]
-    assert 0 < len(at) < 53
+    (positions, part) = _one_after_the_other(ensemble, *victim, None, EPS)[-1]
+    assert 0 < len(positions) < 53
     assert down[0].warnings == part.warnings
 
 

@@ -60,16 +60,16 @@ def test_slack_is_by_the_magnitude_of_the_image(bounds, pixel, slack, norm):
 def test_float32_images_reach_the_bounds(bounds):
     images = (toys.images(5) * 4 - 1).clamp(*bounds)
     assert not (images == toys.images(5)).all()
-    found = pgd(toys.network(), images, None, Threat("linf", 0.1, bounds), steps=2)
-    assert found.adversarial.amin() >= torch.tensor(bounds[0])
-    assert found.adversarial.amax() <= torch.tensor(bounds[1])
+    result = pgd(toys.network(), images, None, Threat("linf", 0.1, bounds), steps=2)
+    assert result.adversarial.amin() >= torch.tensor(bounds[0])
+    assert result.adversarial.amax() <= torch.tensor(bounds[1])
 
 
 def test_images_beyond_the_bounds_by_rounding_are_clipped_and_others_refused():
     images = toys.images(3)
     images[0, 0, 0, 0] = 1.0 + 5e-7
-    found = pgd(toys.network(), images, None, Threat(eps=0.01), steps=1)
-    assert found.adversarial.amax() <= 1
+    result = pgd(toys.network(), images, None, Threat(eps=0.01), steps=1)
+    assert result.adversarial.amax() <= 1
     images[0, 0, 0, 0] = 1.0 + 2e-6
     with pytest.raises(UserError, match=r"values from 0\.35\d* to 1\.00000\d+: expected 0 to 1"):
         pgd(toys.network(), images, None, Threat(eps=0.01), steps=1)
@@ -82,22 +82,22 @@ def test_foreign_images_that_leave_the_bounds_are_clipped_and_said(excess):
     def attack(model, x, y):
         return torch.where(x > 0.5, x + (1.0 - x) + excess, x)
 
-    found = run_foreign(attack, model, images, None, Threat("linf", 0.6))
-    assert torch.equal(found.adversarial, torch.where(images > 0.5, 1.0, images))
-    assert torch.equal(found.prediction, model(found.adversarial).argmax(1))
-    assert torch.equal(found.success, found.prediction != found.label)
-    assert found.success.any()
-    (said,) = found.warnings
-    assert f"left the bounds by up to {excess:.3g}" in said
-    assert "clipped" in said
+    result = run_foreign(attack, model, images, None, Threat("linf", 0.6))
+    assert torch.equal(result.adversarial, torch.where(images > 0.5, 1.0, images))
+    assert torch.equal(result.prediction, model(result.adversarial).argmax(1))
+    assert torch.equal(result.success, result.prediction != result.label)
+    assert result.success.any()
+    (warning,) = result.warnings
+    assert f"left the bounds by up to {excess:.3g}" in warning
+    assert "clipped" in warning
 
 
 @pytest.mark.parametrize("excess", [0.0, 1e-7])
 def test_foreign_images_at_the_bounds_raise_no_warning(excess):
-    found = run_foreign(
+    result = run_foreign(
         lambda model, x, y: torch.ones_like(x) + excess, toys.network(), toys.images(5), None, Threat("linf", 0.7)
     )
-    assert found.warnings == ()
+    assert result.warnings == ()
 
 
 def test_eps_is_a_float_whatever_number_it_was():

@@ -58,10 +58,10 @@ class Asked(nn.Module):
 
     def __init__(self, count=3):
         super().__init__()
-        self.each = nn.ModuleList(network(seed=10 * number) for number in range(count))
+        self.networks = nn.ModuleList(network(seed=10 * number) for number in range(count))
 
     def forward(self, x, which):
-        return torch.stack([one(x) for one in self.each])[which, torch.arange(len(x))]
+        return torch.stack([one(x) for one in self.networks])[which, torch.arange(len(x))]
 
 
 class Coarse(nn.Module):

@@ -58,8 +58,8 @@ def skip_unless_taken(dtype):
         pytest.skip("the kernel takes bfloat16 with AVX512-BF16 only")
 
 
-def assert_near(found, exact, dtype):
-    assert found.dtype == dtype
-    assert found.isfinite().all()
+def assert_near(actual, exact, dtype):
+    assert actual.dtype == dtype
+    assert actual.isfinite().all()
     size = max(1.0, float(exact.abs().max()))
-    assert_close(found.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * size)
+    assert_close(actual.double(), exact, rtol=0, atol={torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype] * size)

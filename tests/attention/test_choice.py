@@ -10,9 +10,9 @@ from antiphase.attention.backends.choice import attend
 
 def _values_and_gradients(tensors, lam, mask, backend):
     out = differential_attention(*tensors, lam, mask=mask, backend=backend)
-    wanted = [*tensors, lam] if isinstance(lam, torch.Tensor) else tensors
+    inputs = [*tensors, lam] if isinstance(lam, torch.Tensor) else tensors
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype)
-    return out, torch.autograd.grad(out, wanted, upstream)
+    return out, torch.autograd.grad(out, inputs, upstream)
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager", "sdpa"])
@@ -25,19 +25,19 @@ def test_nothing_attends_and_nothing_is_attended_to(backend, shape):
         torch.ones(batch, heads, keys, 8),
     )
     lam = 0.5 if heads == 0 else torch.full((heads,), 0.5)
-    found = differential_attention(q, k, q, k, v, lam, backend=backend)
-    assert_close(found, torch.zeros(batch, heads, queries, 8))
+    out = differential_attention(q, k, q, k, v, lam, backend=backend)
+    assert_close(out, torch.zeros(batch, heads, queries, 8))
 
 
 def test_heads_that_are_broadcast_are_left_to_the_plain_form():
     draw = torch.Generator().manual_seed(0)
     shapes = [(1, 2, 3, 4), (2, 2, 5, 4), (1, 1, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6)]
     args = [torch.randn(shape, generator=draw).double().requires_grad_() for shape in shapes]
-    (found, gradients), (expected, others) = (
+    (out, gradients), (expected, others) = (
         _values_and_gradients(args, 0.8, None, backend) for backend in ("auto", "eager")
     )
-    assert found.shape == (2, 2, 3, 6)
-    assert_close(found, expected)
+    assert out.shape == (2, 2, 3, 6)
+    assert_close(out, expected)
     assert_close(gradients, others)
 
 
@@ -78,10 +78,10 @@ def test_branches_may_lie_in_one_tensor_or_in_several(inputs, together, backend)
 
     one = torch.stack((q1, q2) if together == "queries" else (k1, k2))
     parts = (one, k1, k2, v) if together == "queries" else (q1, q2, one, v)
-    found = attend(view, 0.5, None, backend, *parts)
+    actual = attend(view, 0.5, None, backend, *parts)
     expected = differential_attention(q1, k1, q2, k2, v, 0.5, backend="eager")
-    assert_close(found, expected, rtol=0, atol=1e-13)
-    grads = [torch.autograd.grad(out.cos().sum(), (q1, k1, q2, k2, v)) for out in (found, expected)]
+    assert_close(actual, expected, rtol=0, atol=1e-13)
+    grads = [torch.autograd.grad(out.cos().sum(), (q1, k1, q2, k2, v)) for out in (actual, expected)]
     for one, other in zip(*grads, strict=True):
         assert_close(one, other, rtol=0, atol=1e-12)
 

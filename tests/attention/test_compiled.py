@@ -111,10 +111,10 @@ def test_what_is_not_finite_is_seen_where_eager_sees_it(inputs, dtype, value, pa
     args = [x.abs() + 0.1 for x in inputs(keys=37, queries=5, width=6, dtype=dtype)]
     args[part][1, 2, 3, 4] = value
     exact = differential_attention(*args, 0.8, backend="eager")
-    found = differential_attention(*args, 0.8, backend="native")
-    assert torch.equal(found.isfinite(), exact.isfinite())
+    out = differential_attention(*args, 0.8, backend="native")
+    assert torch.equal(out.isfinite(), exact.isfinite())
     nothing = value == -math.inf and part in (1, 3)  # a key whose score is −∞ is not attended to
-    assert found.isfinite().all() == nothing
+    assert out.isfinite().all() == nothing
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -161,13 +161,13 @@ def test_many_keys_do_not_lose_digits():
 
 
 def test_a_mask_of_one_column_is_not_written_out_for_every_head(inputs, monkeypatch):
-    found = []
-    monkeypatch.setattr(compiled, "kernels", lambda: SimpleNamespace(attention=lambda *a: found.append(a[4])))
+    masks = []
+    monkeypatch.setattr(compiled, "kernels", lambda: SimpleNamespace(attention=lambda *a: masks.append(a[4])))
     q, k, _, _, v = inputs(dtype=torch.float32)
     parts, mask = ((q,), (k,), v), torch.randn(5, 1)
     compiled.compiled_attention(parts, torch.tensor(0.5), mask)
-    assert torch.equal(found[0], mask.expand(2, 3, 5, 7))
-    assert found[0].untyped_storage().nbytes() == 5 * 7 * 4
+    assert torch.equal(masks[0], mask.expand(2, 3, 5, 7))
+    assert masks[0].untyped_storage().nbytes() == 5 * 7 * 4
 
 
 @given(
@@ -202,12 +202,12 @@ def test_a_layer_without_a_gradient_is_the_layer_with_one(
 
 
 def test_only_the_norms_weight_may_be_trained(tokens, redraw):
-    x, found = tokens(3, 70, 24, dtype=torch.float32), {}
+    x, gradients = tokens(3, 70, 24, dtype=torch.float32), {}
     for backend in ("native", "eager"):
         layer = redraw(DifferentialAttention(24, 4, backend=backend)).requires_grad_(False)
         layer.norm.weight.requires_grad_()
-        (found[backend],) = torch.autograd.grad(layer(x).cos().sum(), layer.norm.weight)
-    assert_close(found["native"], found["eager"], rtol=1e-4, atol=1e-4)
+        (gradients[backend],) = torch.autograd.grad(layer(x).cos().sum(), layer.norm.weight)
+    assert_close(gradients["native"], gradients["eager"], rtol=1e-4, atol=1e-4)
 
 
 def test_autocast_leaves_the_norm_in_float32(tokens, redraw):
@@ -265,11 +265,11 @@ def test_where_onednn_may_not_multiply_bf16_other_operations_do():
         "near = torch.allclose(layer.bfloat16()(x.bfloat16()).float(), layer.float()(x), atol=0.02)\n"
         "print(kernels().multiplies_bf16(), near)"
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
         text=True,
         capture_output=True,
         check=True,
     )
-    assert found.stdout.split() == ["False", "True"]
+    assert process.stdout.split() == ["False", "True"]

@@ -33,17 +33,17 @@ def _gradients(args, lam, mask, upstream, backend):
         out = standard_attention(*args, mask=mask, backend=backend)
     else:
         out = differential_attention(*args, lam, mask=mask, backend=backend)
-    wanted = [*args, lam] if isinstance(lam, torch.Tensor) else args
-    return torch.autograd.grad(out, wanted, upstream)
+    inputs = [*args, lam] if isinstance(lam, torch.Tensor) else args
+    return torch.autograd.grad(out, inputs, upstream)
 
 
 def _assert_exact(args, lam, mask, upstream):
     dtype = args[0].dtype
-    found = _gradients(args, lam, mask, upstream, "native")
+    gradients = _gradients(args, lam, mask, upstream, "native")
     wide = [x.double() for x in args]
     exact = _gradients(wide, lam, mask, upstream.double(), "eager")
-    size = max(1.0, *(float(each.abs().max()) for each in exact))
-    for one, other in zip(found, exact, strict=True):
+    size = max(1.0, *(float(gradient.abs().max()) for gradient in exact))
+    for one, other in zip(gradients, exact, strict=True):
         assert one.dtype == (dtype if other.ndim == 4 else torch.float32)
         assert one.isfinite().all()
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype] * size
@@ -93,15 +93,15 @@ def test_gradients_go_to_their_places_in_what_is_viewed(dtype, form):
     source = torch.randn(2, 37, 3 * 2 * 2 * 6, generator=draw).to(dtype)
     if form == "transposed":
         source = source.mT.contiguous().mT
-    layer, found = DifferentialAttention(24, 4), {}
+    layer, gradients = DifferentialAttention(24, 4), {}
     for backend in ("native", "eager"):
         x = (source if backend == "native" else source.double()).detach().requires_grad_()
         out = attend(layer.parts, 0.8, None, backend, x)
         upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-        (found[backend],) = torch.autograd.grad(out, x, upstream.to(out.dtype))
-    size = float(found["eager"].abs().max())
+        (gradients[backend],) = torch.autograd.grad(out, x, upstream.to(out.dtype))
+    size = float(gradients["eager"].abs().max())
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.01}[dtype] * size
-    assert_close(found["native"].double(), found["eager"], rtol=0, atol=tolerance)
+    assert_close(gradients["native"].double(), gradients["eager"], rtol=0, atol=tolerance)
 
 
 def test_parts_that_overlap_are_refused():
@@ -122,8 +122,8 @@ def test_many_keys_lose_no_more_digits_than_in_eager():
     q, k = (torch.randn(1, 1, size, 16, generator=draw) for size in (8, 50_000))
     v, upstream = torch.rand(1, 1, 50_000, 8, generator=draw), torch.randn(1, 1, 8, 8, generator=draw)
     exact = _gradients([x.double() for x in (q, k, v)], None, None, upstream.double(), "eager")
-    found, eager = (_gradients((q, k, v), None, None, upstream, backend) for backend in ("native", "eager"))
-    for one, other, true in zip(found, eager, exact, strict=True):
+    native, eager = (_gradients((q, k, v), None, None, upstream, backend) for backend in ("native", "eager"))
+    for one, other, true in zip(native, eager, exact, strict=True):
         assert (one.double() - true).abs().max() <= 2 * (other.double() - true).abs().max()
 
 
@@ -142,8 +142,8 @@ def test_a_head_gets_the_same_in_any_batch_and_with_any_number_of_threads(inputs
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found = _gradients(args, lam, None, upstream, "native")
-            assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
+            gradients = _gradients(args, lam, None, upstream, "native")
+            assert all(torch.equal(one, other) for one, other in zip(gradients, whole, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -157,11 +157,11 @@ def test_what_is_not_a_number_stays_in_its_head(inputs, dtype, queries, part):
     args.append(torch.randn(2, 3, queries, 14, generator=torch.Generator().manual_seed(1)).to(dtype))
     clean = _gradients(args[:5], 0.8, None, args[5], "native")
     args[part][0, 1, 3, 4] = math.nan
-    found = _gradients(args[:5], 0.8, None, args[5], "native")
+    gradients = _gradients(args[:5], 0.8, None, args[5], "native")
     hit = torch.zeros(2, 3, dtype=torch.bool)
     hit[0, 1] = True
-    assert any(each[0, 1].isnan().any() for each in found)
-    for one, other in zip(found, clean, strict=True):
+    assert any(gradient[0, 1].isnan().any() for gradient in gradients)
+    for one, other in zip(gradients, clean, strict=True):
         assert torch.equal(one[~hit], other[~hit])
 
 
@@ -186,13 +186,13 @@ def test_a_query_that_may_attend_to_nothing_gets_no_gradient_even_where_it_is_no
 def test_gradients_behind_it_are_eagers(tokens, redraw, make, masked):
     x = tokens(3, 70, 24, dtype=torch.float32).requires_grad_()
     mask = torch.rand(3, 1, 70, 70, generator=torch.Generator().manual_seed(1)) < 0.6 if masked else None
-    found = {}
+    gradients = {}
     for backend in ("native", "eager"):
         module = redraw(make(24, 4, backend=backend))
         if backend == "eager":
             module, x = module.double(), x.detach().double().requires_grad_()
-        found[backend] = torch.autograd.grad(module(x, mask).cos().sum(), (x, *module.parameters()))
-    for one, other in zip(found["native"], found["eager"], strict=True):
+        gradients[backend] = torch.autograd.grad(module(x, mask).cos().sum(), (x, *module.parameters()))
+    for one, other in zip(gradients["native"], gradients["eager"], strict=True):
         assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 
@@ -207,26 +207,26 @@ def test_a_lambda_that_is_not_trained_gets_none(tokens):
 
 def test_second_derivatives_are_eagers(tokens, redraw):
     x = tokens(2, 70, 24, dtype=torch.float32)
-    layer, found = redraw(DifferentialAttention(24, 4)), {}
+    layer, gradients = redraw(DifferentialAttention(24, 4)), {}
     upstream = torch.randn(2, 70, 24, generator=torch.Generator().manual_seed(1))
     for backend, dtype in (("native", torch.float32), ("eager", torch.float64)):
         layer.to(dtype).backend = backend
-        at = x.to(dtype).requires_grad_()
-        (grad,) = torch.autograd.grad(layer(at), at, upstream.to(dtype), create_graph=True)
-        wanted = [each for name, each in layer.named_parameters() if name != "proj.bias"]  # no gradient has it
-        found[backend] = torch.autograd.grad(grad.square().sum(), (at, *wanted))
-    for one, other in zip(found["native"], found["eager"], strict=True):
+        leaf = x.to(dtype).requires_grad_()
+        (grad,) = torch.autograd.grad(layer(leaf), leaf, upstream.to(dtype), create_graph=True)
+        weights = [weight for name, weight in layer.named_parameters() if name != "proj.bias"]  # no gradient has it
+        gradients[backend] = torch.autograd.grad(grad.square().sum(), (leaf, *weights))
+    for one, other in zip(gradients["native"], gradients["eager"], strict=True):
         assert_close(one.double(), other.double(), rtol=0, atol=1e-4 * max(1.0, float(other.abs().max())))
 
 
 def test_a_batch_of_gradients_is_eagers(inputs):
     upstream = torch.randn(4, 2, 3, 5, 13, generator=torch.Generator().manual_seed(1))
-    found = {}
+    gradients = {}
     for backend, dtype in (("native", torch.float32), ("eager", torch.float64)):
         args = [x.requires_grad_() for x in inputs(dtype=dtype)]
         out = differential_attention(*args, 0.8, backend=backend)
-        found[backend] = torch.autograd.grad(out, args, upstream.to(dtype), is_grads_batched=True)
-    for one, other in zip(found["native"], found["eager"], strict=True):
+        gradients[backend] = torch.autograd.grad(out, args, upstream.to(dtype), is_grads_batched=True)
+    for one, other in zip(gradients["native"], gradients["eager"], strict=True):
         assert_close(one.double(), other, rtol=0, atol=1e-5)
 
 

@@ -98,8 +98,8 @@ def test_equal_branches_cancel_at_lambda_one(inputs, backend):
 
 def test_output_is_linear_in_lambda(inputs, backend):
     args = inputs()
-    at = {lam: differential_attention(*args, lam, backend=backend) for lam in (0.0, 0.5, 1.0)}
-    assert_close(at[0.5], (at[0.0] + at[1.0]) / 2, rtol=0, atol=1e-14)
+    outs = {lam: differential_attention(*args, lam, backend=backend) for lam in (0.0, 0.5, 1.0)}
+    assert_close(outs[0.5], (outs[0.0] + outs[1.0]) / 2, rtol=0, atol=1e-14)
 
 
 def test_a_permutation_of_queries_permutes_and_one_of_keys_does_nothing(inputs, backend, lam):

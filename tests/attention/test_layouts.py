@@ -31,17 +31,17 @@ def microsoft_v2(kv_heads, seed=0):
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_microsofts_v2_there_and_back(kv_heads, tokens):
-    theirs = microsoft_v2(kv_heads)
+    state = microsoft_v2(kv_heads)
     module = DifferentialAttention(DIM, HEADS, variant="v2", kv_heads=kv_heads).double()
-    module.load_state_dict(from_layout(theirs, "microsoft-v2", module))
+    module.load_state_dict(from_layout(state, "microsoft-v2", module))
     x = tokens(2, TOKENS, DIM)
     causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
-    short = {name.partition(".")[0].removesuffix("_proj"): one for name, one in theirs.items()}
+    short = {name.partition(".")[0].removesuffix("_proj"): one for name, one in state.items()}
     expected = reference.v2(x, short | {"lam": short["lambda"]}, HEADS, kv_heads, causal)
     assert_close(module(x, causal), expected, rtol=0, atol=1e-12)
     again = to_layout(module, "microsoft-v2")
-    assert again.keys() == theirs.keys()
-    assert all(torch.equal(again[name], theirs[name]) for name in theirs)
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], state[name]) for name in state)
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
@@ -75,24 +75,24 @@ def test_timms_layer_there_and_back(dual, redraw, tokens):
 
 def test_microsofts_v1_has_its_names(redraw):
     module = redraw(DifferentialAttention(DIM, HEADS, bias=False))
-    theirs = to_layout(module, "microsoft")
-    assert theirs.keys() == {
+    state = to_layout(module, "microsoft")
+    assert state.keys() == {
         *(f"{name}_proj.weight" for name in ("q", "k", "v", "out")),
         *(f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")),
         "subln.weight",
     }
-    again = from_layout(theirs, "microsoft", module)
+    again = from_layout(state, "microsoft", module)
     assert all(torch.equal(again[name], one) for name, one in module.state_dict().items())
 
 
 def test_what_does_not_fit_is_refused():
-    module, theirs = DifferentialAttention(DIM, HEADS, variant="v2").double(), microsoft_v2(4)
+    module, state = DifferentialAttention(DIM, HEADS, variant="v2").double(), microsoft_v2(4)
     with pytest.raises(UserError, match="layout 'llama': expected one of microsoft-v2, microsoft, diffllama, timm"):
-        from_layout(theirs, "llama", module)
+        from_layout(state, "llama", module)
     with pytest.raises(UserError, match=r"'lambda_proj\.weight' is missing"):
-        from_layout({name: one for name, one in theirs.items() if "lambda" not in name}, "microsoft-v2", module)
+        from_layout({name: one for name, one in state.items() if "lambda" not in name}, "microsoft-v2", module)
     with pytest.raises(UserError, match="extra: not in this v2"):
-        from_layout(theirs | {"extra": torch.ones(1)}, "microsoft-v2", module)
+        from_layout(state | {"extra": torch.ones(1)}, "microsoft-v2", module)
     with pytest.raises(UserError, match=r"k_proj.weight of shape \(12, 24\) does not fit this v2"):
         from_layout(microsoft_v2(2), "microsoft-v2", module)
     changed = DifferentialAttention(DIM, HEADS, bias=False)

@@ -32,8 +32,8 @@ def test_combining_by_hand():
     positive, negative = torch.tensor([[[0.75, 0.25]]] * 2), torch.tensor([[[0.5, 0.5]]] * 2)
     assert combine(positive, negative, 0.5).tolist() == [[[0.5, 0.0]]] * 2
     assert combine(positive, negative, torch.tensor(0.5)).tolist() == [[[0.5, 0.0]]] * 2
-    each = combine(positive, negative, torch.tensor([0.0, 1.0]))
-    assert each.tolist() == [[[0.75, 0.25]], [[0.25, -0.25]]]
+    maps = combine(positive, negative, torch.tensor([0.0, 1.0]))
+    assert maps.tolist() == [[[0.75, 0.25]], [[0.25, -0.25]]]
 
 
 def test_a_mask_with_a_gradient_gets_it_from_scores_without_one():

@@ -146,6 +146,6 @@ def test_modules_apply_the_mask_in_forward_and_in_maps(tokens, redraw, backend, 
     assert_close(module(changed, padding)[0, :5], visible, rtol=0, atol=1e-13)
     assert_close(visible, module(x[:1, :5])[0], rtol=0, atol=1e-13)
     maps = module.maps(x, padding)
-    for each in (maps.positive, maps.positive if maps.negative is None else maps.negative):
-        assert (each[0, ..., 5:] == 0).all()
-        assert (each[0, ..., :5] > 0).all()
+    for weights in (maps.positive, maps.positive if maps.negative is None else maps.negative):
+        assert (weights[0, ..., 5:] == 0).all()
+        assert (weights[0, ..., :5] > 0).all()

@@ -64,7 +64,7 @@ def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'a.cpp:1: error: no such thing' >&2; echo 'more error' >&2; exit 1", "failed: a.cpp:1: error: no such"),
         ("exit 3", "failed: no message"),
@@ -72,9 +72,9 @@ def test_another_torch_or_source_is_another_file(tmp_path, compiler, monkeypatch
         (f"{_WRITES}; kill -9 $$", "failed: no message"),
     ],
 )
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, compiler, script, said):
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, compiler, script, message):
     compiler(script)
-    with pytest.raises(native.CannotBuildError, match=said):
+    with pytest.raises(native.CannotBuildError, match=message):
         native.library(tmp_path / "kept")
     assert not list((tmp_path / "kept").iterdir())
 

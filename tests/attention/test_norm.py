@@ -36,8 +36,8 @@ def test_values_and_gradients_are_torchs(dtype, least):
     grads = [torch.autograd.grad(out.cos().sum(), (x, weight)) for out in outs]
     tolerance = 1e-13 if dtype == torch.float64 else 1e-5
     assert_close(*outs, rtol=0, atol=tolerance)
-    for ours, theirs in zip(*grads, strict=True):
-        assert_close(ours, theirs, rtol=0, atol=tolerance)
+    for gradient, expected in zip(*grads, strict=True):
+        assert_close(gradient, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("least", [None, 0.0])
@@ -60,36 +60,36 @@ def test_rows_of_any_number_and_width_are_those_of_float64(shape, dtype, least):
     if least is not None:
         weight[0] = least
     upstream = torch.randn(shape, generator=draw).to(dtype)
-    found, exact = [], []
-    for into, wide in ((found, dtype), (exact, torch.float64)):
-        args = [each.to(wide).requires_grad_() for each in (x.mT.contiguous().mT, weight)]
+    actual, exact = [], []
+    for into, wide in ((actual, dtype), (exact, torch.float64)):
+        args = [tensor.to(wide).requires_grad_() for tensor in (x.mT.contiguous().mT, weight)]
         out = rms_norm(*args, 1e-5)
         into += [out, *torch.autograd.grad(out, args, upstream.to(wide))]
     tolerance = {torch.float32: 3e-6, torch.bfloat16: 0.03}[dtype]
-    for one, other in zip(found, exact, strict=True):
+    for one, other in zip(actual, exact, strict=True):
         assert one.dtype == dtype
         assert_close(one.double(), other, rtol=0, atol=tolerance * max(1.0, float(other.detach().abs().max())))
 
 
 def test_the_weights_gradient_does_not_depend_on_the_number_of_threads(form):
     x, weight = _draw(1500, 20, dtype=torch.float32), _draw(20, dtype=torch.float32).requires_grad_()
-    before, found = torch.get_num_threads(), []
+    before, gradients = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), weight)[0])
+            gradients.append(torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), weight)[0])
     finally:
         torch.set_num_threads(before)
-    assert_close(found[1], found[0], rtol=0, atol=1e-4 if compiled.kernels() is None else 0)
-    assert_close(found[2], found[0], rtol=0, atol=1e-4 if compiled.kernels() is None else 0)
+    assert_close(gradients[1], gradients[0], rtol=0, atol=1e-4 if compiled.kernels() is None else 0)
+    assert_close(gradients[2], gradients[0], rtol=0, atol=1e-4 if compiled.kernels() is None else 0)
 
 
 def test_a_backward_pass_under_autocast_stays_in_float32():
     x, weight = (_draw(4, 5, dtype=torch.float32).requires_grad_(), _draw(5, dtype=torch.float32).requires_grad_())
     expected = torch.autograd.grad(F.rms_norm(x, (5,), weight, 1e-5).cos().sum(), (x, weight))
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), (x, weight))
-    for one, other in zip(found, expected, strict=True):
+        gradients = torch.autograd.grad(rms_norm(x, weight, 1e-5).cos().sum(), (x, weight))
+    for one, other in zip(gradients, expected, strict=True):
         assert_close(one, other, rtol=0, atol=1e-5)
 
 

@@ -16,13 +16,13 @@ def _slow(module, x):
     q, k, v = module.qkv(x).chunk(3, -1)
     out = torch.zeros_like(x)
     for head in range(HEADS):
-        own = slice(head * width, (head + 1) * width)
+        channels = slice(head * width, (head + 1) * width)
         for sample in range(len(x)):
             for query in range(TOKENS):
-                scores = k[sample, :, own] @ q[sample, query, own] / width**0.5
-                row = scores.softmax(-1) @ v[sample, :, own]
+                scores = k[sample, :, channels] @ q[sample, query, channels] / width**0.5
+                row = scores.softmax(-1) @ v[sample, :, channels]
                 root = (row.square().mean() + 1e-5).sqrt()
-                out[sample, query, own] = SCALE * module.norm.weight * row / root
+                out[sample, query, channels] = SCALE * module.norm.weight * row / root
     return module.proj(out)
 
 
@@ -30,11 +30,11 @@ def _slow(module, x):
 def test_forward_and_gradient_equal_the_slow_twin(tokens, redraw, backend):
     module = redraw(NormedAttention(DIM, HEADS, scale=SCALE, backend=backend).double())
     x = tokens(2, TOKENS, DIM).requires_grad_()
-    found, expected = module(x), _slow(module, x)
-    assert_close(found, expected, rtol=0, atol=1e-12)
+    out, expected = module(x), _slow(module, x)
+    assert_close(out, expected, rtol=0, atol=1e-12)
     weights = torch.linspace(-1, 1, expected.numel(), dtype=x.dtype).view_as(expected)
-    ours, theirs = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (found, expected))
-    assert_close(ours, theirs, rtol=0, atol=1e-11)
+    gradients = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (out, expected)]
+    assert_close(*gradients, rtol=0, atol=1e-11)
 
 
 def test_the_maps_are_standard_attentions_and_rebuild_the_output(tokens, redraw):

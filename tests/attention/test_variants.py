@@ -79,12 +79,12 @@ def case(request, redraw, tokens):
 def test_values_and_gradients_are_those_of_the_equations(case, backend, mask):
     module, plain, x = case
     module.backend = backend
-    found, expected = module(x, mask), plain(module, x, mask)
-    assert_close(found, expected, rtol=0, atol=1e-12)
-    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    wanted = [x, *module.parameters()]
+    out, expected = module(x, mask), plain(module, x, mask)
+    assert_close(out, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    inputs = [x, *module.parameters()]
     for one, other in zip(
-        torch.autograd.grad(found, wanted, upstream), torch.autograd.grad(expected, wanted, upstream), strict=True
+        torch.autograd.grad(out, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
     ):
         assert other.abs().max() > 0
         assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -93,9 +93,9 @@ def test_values_and_gradients_are_those_of_the_equations(case, backend, mask):
 def test_float32_goes_through_the_kernels_where_there_are_some(case):
     module, plain, x = case
     module, x = module.float(), x.detach().float().requires_grad_()
-    (found,) = torch.autograd.grad(module(x).square().sum(), x)
+    (gradient,) = torch.autograd.grad(module(x).square().sum(), x)
     (expected,) = torch.autograd.grad(plain(module, x, None).square().sum(), x)
-    assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -108,7 +108,7 @@ def made_up_run(
         "options": {"split": "test", "eps": rows["eps"].unique().to_list()},
         "settings": {"attack": "pgd", "norm": "linf", "pgd": {"steps": 20, "step_size": "ε/4"}, "attack seed": 0},
         "models": {card["name"]: f"specimen:{card['name']}" for card in cards},
-        "fingerprints": {card["name"]: f"{at:x}" * 64 for at, card in enumerate(cards)},
+        "fingerprints": {card["name"]: f"{index:x}" * 64 for index, card in enumerate(cards)},
         "architectures": {card["name"]: {} for card in cards},
         "data": "fashion-mnist, test (made up)",
         "data_fingerprint": "9f86d081884c7d659a2feaa0c55ad015" * 2,

@@ -78,12 +78,12 @@ def test_rows_are_the_verdicts_of_the_library(tmp_path, victim, nested):
 
 
 def test_images_leave_memory_before_the_next_are_read(tmp_path, victim, monkeypatch):
-    held, alive = [], []
+    references, alive = [], []
 
     def watched(model, images, labels, threat, **run):
-        alive.append(sum(reference() is not None for reference in held))
+        alive.append(sum(reference() is not None for reference in references))
         result = pgd(model, images, labels, threat, steps=2, **run)
-        held.extend([weakref.ref(images), weakref.ref(result.adversarial)])
+        references.extend([weakref.ref(images), weakref.ref(result.adversarial)])
         return result
 
     monkeypatch.setitem(ATTACKS, "watched", None)  # taken out again afterwards
@@ -124,9 +124,9 @@ def test_the_norms_at_which_samples_fall(tmp_path, run_cli, victim):
     norms = json.loads((tmp_path / "summary.json").read_text())["norms"]
     images = load_data("digits", limit=7, seed=0).images(range(7))
     result = carlini_wagner(victim, images, None, Threat("l2", float("inf")), steps=8)
-    for stored, own in zip(norms, eps_at(result.distance.numpy(), result.success.numpy()), strict=True):
-        assert stored["level"] == own.level
-        assert stored["eps"] == pytest.approx(own.eps, rel=1e-5)
+    for stored, expected in zip(norms, eps_at(result.distance.numpy(), result.success.numpy()), strict=True):
+        assert stored["level"] == expected.level
+        assert stored["eps"] == pytest.approx(expected.eps, rel=1e-5)
     assert "50%" in out
 
 
@@ -310,8 +310,8 @@ def test_an_attack_in_l0_counts_changed_values(run_cli, tmp_path):
     code, _, error = run_cli(*words, "--out", out)
     assert (code, error.strip()) == (2, "antiphase: eps: is missing; norm l0 has no usual one, give --eps")
     code, _, error = run_cli(*words, "--eps", 0.5, "--out", out)
-    wanted = "antiphase: eps 0.5: allows no change in norm 'l0'; expected a number of values, at least 1"
-    assert (code, error.strip()) == (2, wanted)
+    message = "antiphase: eps 0.5: allows no change in norm 'l0'; expected a number of values, at least 1"
+    assert (code, error.strip()) == (2, message)
     code, _, error = run_cli(*words, "--eps", 5, "--out", out)
     assert code == 0, error
     distances = pl.read_parquet(out / "rows.parquet").filter(success=True)["distance"]

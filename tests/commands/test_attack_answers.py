@@ -72,15 +72,15 @@ def test_every_question_is_attacked_once_and_a_second_run_attacks_nothing(attack
         }
         assert set(row["samplings"]) == asking
     questions = asked_images(pope, one.square)
-    said = rows.filter(model="differential-0", eps=2 / 255)
-    assert set(zip(said["sample"], said["question"], strict=True)) == set(
+    part = rows.filter(model="differential-0", eps=2 / 255)
+    assert set(zip(part["sample"], part["question"], strict=True)) == set(
         zip(questions.ids.tolist(), questions.asked(), strict=True)
     )
     by_sample = {
-        sample: YesNo(one, question)(questions.images([at])).argmax().item()
-        for at, (sample, question) in enumerate(zip(questions.ids.tolist(), questions.asked(), strict=True))
+        sample: YesNo(one, question)(questions.images([index])).argmax().item()
+        for index, (sample, question) in enumerate(zip(questions.ids.tolist(), questions.asked(), strict=True))
     }
-    assert {row["sample"]: row["clean_prediction"] for row in said.iter_rows(named=True)} == by_sample
+    assert {row["sample"]: row["clean_prediction"] for row in part.iter_rows(named=True)} == by_sample
 
     def refuse(*some, **more):
         raise AssertionError("attacked again")
@@ -134,12 +134,12 @@ def test_the_gallery_begins_with_absent_objects_whose_right_answer_changed():
         for model in ("a", "b")
         for eps in PLAN.eps
     ]
-    found = answers.gallery_samples(pl.DataFrame(rows).filter(model="a", eps=PLAN.eps[0]))
-    assert found == [4, 1, 2, 3, 5]
+    samples = answers.gallery_samples(pl.DataFrame(rows).filter(model="a", eps=PLAN.eps[0]))
+    assert samples == [4, 1, 2, 3, 5]
 
 
 def test_rates_by_hand():
-    found = {}
+    values = {}
     rows = [
         # image 1: two absent objects, one said to be there, one brought about; one present object lost
         _row("a", 1, 0, 1, True, 0.1),
@@ -150,15 +150,15 @@ def test_rates_by_hand():
         _row("a", 2, 1, 1, False, 0.1),
     ]
     for row in answer_rates(pl.DataFrame(rows)).iter_rows(named=True):
-        found[row["sampling"], row["metric"], row["eps"], row["image"]] = row["value"]
-    assert found[ALL, "false yes", 0.0, 1] == 0.5
-    assert found[ALL, "false yes", 0.1, 1] == 1.0
-    assert found["popular", "false yes", 0.0, 1] == 0.0
-    assert found[ALL, "false no", 0.0, 1] == 0.0
-    assert found[ALL, "false no", 0.1, 1] == 1.0
-    assert found[ALL, "accuracy", 0.0, 1] == pytest.approx(2 / 3)
-    assert found[ALL, "accuracy", 0.1, 1] == 0.0
-    assert {value for key, value in found.items() if key[3] == 2 and key[1] != "accuracy"} == {0.0}
+        values[row["sampling"], row["metric"], row["eps"], row["image"]] = row["value"]
+    assert values[ALL, "false yes", 0.0, 1] == 0.5
+    assert values[ALL, "false yes", 0.1, 1] == 1.0
+    assert values["popular", "false yes", 0.0, 1] == 0.0
+    assert values[ALL, "false no", 0.0, 1] == 0.0
+    assert values[ALL, "false no", 0.1, 1] == 1.0
+    assert values[ALL, "accuracy", 0.0, 1] == pytest.approx(2 / 3)
+    assert values[ALL, "accuracy", 0.1, 1] == 0.0
+    assert {value for key, value in values.items() if key[3] == 2 and key[1] != "accuracy"} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -273,10 +273,10 @@ def test_a_result_in_python_counts_images_and_not_questions(attacked, tmp_path, 
         alone.append(read_result(place, "audit"))
     shutil.copytree(place / "cells", tmp_path / "both" / "cells")  # the second is attacked already  # pyright: ignore[reportPossiblyUnboundVariable]
     both = asked([models[0]], [models[1]], pope, PLAN, tmp_path / "both")
-    found, expected = alone[0].compare(alone[1]).to_dicts(), both["pope"]["differences"]
-    assert [row["difference"] for row in found] == [row["value"] for row in expected]
-    assert any(row["difference"] for row in found)
-    assert {row["n"] for row in found} == {2}
+    differences, expected = alone[0].compare(alone[1]).to_dicts(), both["pope"]["differences"]
+    assert [row["difference"] for row in differences] == [row["value"] for row in expected]
+    assert any(row["difference"] for row in differences)
+    assert {row["n"] for row in differences} == {2}
 
     one = PLAN.model_copy(update={"eps": (2 / 255,)})
     asked([models[0]], [], pope, one, tmp_path / "one")
@@ -324,31 +324,31 @@ def test_options_that_would_be_ignored_are_refused(run_cli, tmp_path, words, mes
 
 
 def test_a_suffix_follows_every_question(pope):
-    asked = pope.subset(1).followed_by("One word.")
+    suffixed = pope.subset(1).followed_by("One word.")
     texts = {one.text for one in pope.subset(1).questions}
-    assert {one.text for one in asked.questions} == {f"{text}\nOne word." for text in texts}
-    assert asked.fingerprint() != pope.subset(1).fingerprint() == pope.subset(1).followed_by("").fingerprint()
-    plain, other = (asked_images(each, _vlm(0, "softmax").square) for each in (pope, asked))
+    assert {one.text for one in suffixed.questions} == {f"{text}\nOne word." for text in texts}
+    assert suffixed.fingerprint() != pope.subset(1).fingerprint() == pope.subset(1).followed_by("").fingerprint()
+    plain, other = (asked_images(source, _vlm(0, "softmax").square) for source in (pope, suffixed))
     assert set(plain.ids.tolist()).isdisjoint(other.ids.tolist())  # rows are kept apart
 
 
 def test_pairs_of_image_and_question_are_a_set_of_two_classes(pope):
     square = _vlm(0, "softmax").square
-    asked = asked_images(pope, square)
+    questions = asked_images(pope, square)
     told = {(one.image, one.text): one.yes for one in pope.questions}
-    assert len(asked) == len(told) < len(pope)
-    for at, question in enumerate(asked.asked()):
-        name = pope.names[int(asked.places[at])]
-        assert bool(asked.labels[at]) == told[name, question]
+    assert len(questions) == len(told) < len(pope)
+    for index, question in enumerate(questions.asked()):
+        name = pope.names[int(questions.places[index])]
+        assert bool(questions.labels[index]) == told[name, question]
         by_itself = model_images(pope.pictures, [pope.position()[name]], square)
-        assert torch.equal(asked.images([at]), by_itself)
-    order = torch.arange(len(asked)).flip(0)
-    again = asked.take(order)
-    assert torch.equal(again.images(order), asked.images(range(len(asked))))
-    assert again.asked() == asked.asked()[::-1]
-    assert asked.fingerprint() == asked_images(pope, square).fingerprint() != again.fingerprint()
+        assert torch.equal(questions.images([index]), by_itself)
+    order = torch.arange(len(questions)).flip(0)
+    again = questions.take(order)
+    assert torch.equal(again.images(order), questions.images(range(len(questions))))
+    assert again.asked() == questions.asked()[::-1]
+    assert questions.fingerprint() == asked_images(pope, square).fingerprint() != again.fingerprint()
     fewer = asked_images(pope.subset(1), square)
-    assert set(fewer.ids.tolist()) < set(asked.ids.tolist())
+    assert set(fewer.ids.tolist()) < set(questions.ids.tolist())
 
 
 def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
@@ -365,11 +365,11 @@ def test_a_directory_of_train_vlm_is_loaded_by_its_name(run_cli, tmp_path):
     )
     recipe = {"kind": "vlm", "seed": 3, "model": config.model_dump()}
     save_vlm(model, recipe, tmp_path / "vlm", torch.float32)
-    found = load_model(str(tmp_path / "vlm"))
-    assert (found.card.name, found.card.spec, found.card.attention) == ("vlm", str(tmp_path / "vlm"), "differential")
+    loaded = load_model(str(tmp_path / "vlm"))
+    assert (loaded.card.name, loaded.card.spec, loaded.card.attention) == ("vlm", str(tmp_path / "vlm"), "differential")
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     question = "Is there a cat in the image?"
-    torch.testing.assert_close(YesNo(found, question)(images), YesNo(model, question)(images))
+    torch.testing.assert_close(YesNo(loaded, question)(images), YesNo(model, question)(images))
     code, out, err = run_cli(
         "evaluate",
         tmp_path / "vlm",

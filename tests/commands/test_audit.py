@@ -134,8 +134,8 @@ def test_the_gallery_shows_broken_images_that_all_models_get_right_under_the_sam
     rows = pl.read_parquet(tmp_path / "rows.parquet").filter(eps=4 / 255)
     for name, before, after in zip(gallery.models, gallery.clean_prediction, gallery.prediction, strict=True):
         assert (before == gallery.label).all()
-        own = rows.filter(model=name)
-        stored = dict(zip(own["sample"], own["prediction"], strict=True))
+        part = rows.filter(model=name)
+        stored = dict(zip(part["sample"], part["prediction"], strict=True))
         assert [stored[int(sample)] for sample in gallery.sample] == after.tolist()
     for model, adversarial, after in zip(models, gallery.adversarial, gallery.prediction, strict=True):
         assert model(torch.from_numpy(adversarial)).argmax(1).tolist() == after.tolist()

@@ -62,16 +62,16 @@ def test_a_card_has_the_numbers_of_the_rows(audited):
     success = {}
     for model in card.models:
         loaded = ap.load_model(model.spec)
-        assert model.parameters == sum(each.numel() for each in loaded.parameters())
-        assert [at.eps for at in model.rates] == list(EPS)
-        for at in model.rates:
-            own = rows.filter(model=model.name, eps=at.eps)
-            correct = own.filter(pl.col("clean_prediction") == pl.col("label"))
-            success[model.name, at.eps] = own["success"].to_numpy()
-            interval = stats.binomtest(int(own["success"].sum()), N).proportion_ci(method="wilson")
-            assert (at.asr.value, at.asr.low, at.asr.high) == pytest.approx((own["success"].mean(), *interval))
-            assert at.asr_correct.value == pytest.approx(correct["success"].mean())
-            assert at.robust_accuracy.value == pytest.approx((~correct["success"]).sum() / N)
+        assert model.parameters == sum(weight.numel() for weight in loaded.parameters())
+        assert [rate.eps for rate in model.rates] == list(EPS)
+        for rate in model.rates:
+            part = rows.filter(model=model.name, eps=rate.eps)
+            correct = part.filter(pl.col("clean_prediction") == pl.col("label"))
+            success[model.name, rate.eps] = part["success"].to_numpy()
+            interval = stats.binomtest(int(part["success"].sum()), N).proportion_ci(method="wilson")
+            assert (rate.asr.value, rate.asr.low, rate.asr.high) == pytest.approx((part["success"].mean(), *interval))
+            assert rate.asr_correct.value == pytest.approx(correct["success"].mean())
+            assert rate.robust_accuracy.value == pytest.approx((~correct["success"]).sum() / N)
     for one in card.differences:
         mine, other = (success[name, one.eps] for name in ("diffvit-0", "vit-0"))
         apart = [int((mine & ~other).sum()), int((other & ~mine).sum())]
@@ -115,10 +115,10 @@ def test_the_page_is_a_model_card_of_the_hub(audited):
     card = read_card(audited)
     assert page.data.model_name == "diffvit-0"
     assert page.data.library_name == "antiphase"
-    found = {(one.metric_type, one.metric_name): one.metric_value for one in page.data.eval_results}
-    for at, eps in zip(card.models[0].rates, ("1/255", "4/255"), strict=True):
-        value = found["robust_accuracy", f"Robust accuracy, FGSM (L∞), ε = {eps}"]
-        assert value == pytest.approx(at.robust_accuracy.value)
+    values = {(one.metric_type, one.metric_name): one.metric_value for one in page.data.eval_results}
+    for rate, eps in zip(card.models[0].rates, ("1/255", "4/255"), strict=True):
+        value = values["robust_accuracy", f"Robust accuracy, FGSM (L∞), ε = {eps}"]
+        assert value == pytest.approx(rate.robust_accuracy.value)
     assert "| vit-0 | twin | softmax |" in page.text
 
 
@@ -155,9 +155,9 @@ def test_a_card_is_confirmed(audited, run_cli, tmp_path):
     assert (code, answer["confirmed"], answer["differences"]) == (0, True, [])
     assert answer["numbers"] > 70
     shutil.copy(audited / "card.json", tmp_path)
-    found = ap.verify(tmp_path / "card.json", out=tmp_path / "again", quiet=True)
-    assert found.confirmed
-    assert repr(found).startswith("confirmed: ")
+    verdict = ap.verify(tmp_path / "card.json", out=tmp_path / "again", quiet=True)
+    assert verdict.confirmed
+    assert repr(verdict).startswith("confirmed: ")
     card, again = (json.loads((folder / "card.json").read_text()) for folder in (audited, tmp_path / "again"))
     assert datetime.fromisoformat(again.pop("date")) >= datetime.fromisoformat(card.pop("date"))
     assert again == card

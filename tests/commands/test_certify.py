@@ -105,9 +105,9 @@ def test_two_processes_share_the_images(tmp_path, pair):
 
 def test_the_curve_by_hand():
     radius, correct = np.array([0.0, 0.1, 0.2, 0.3, 0.0]), np.array([True, True, False, True, False])
-    found = curve(radius, correct, [0.0, 0.1, 0.15, 0.3, 0.31])
-    assert found["value"].to_list() == [0.6, 0.4, 0.2, 0.2, 0.0]
-    assert found["low"][1], found["high"][1] == (proportion(2, 5).low, proportion(2, 5).high)
+    points = curve(radius, correct, [0.0, 0.1, 0.15, 0.3, 0.31])
+    assert points["value"].to_list() == [0.6, 0.4, 0.2, 0.2, 0.0]
+    assert points["low"][1], points["high"][1] == (proportion(2, 5).low, proportion(2, 5).high)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30))
@@ -144,10 +144,10 @@ def test_the_summary_counts_abstentions_and_compares_on_the_same_images():
     a, b = summary["models"]
     assert (a["clean_accuracy"]["value"], a["smoothed_accuracy"]["value"], a["abstentions"]["value"]) == (1, 0.5, 0.25)
     assert (a["mean_radius"], b["mean_radius"]) == (pytest.approx(0.1), pytest.approx(0.065))
-    assert [at["radius"] for at in a["certified_accuracy"]] == [0, 0.125, 0.25, 0.375, 0.5]
-    assert [at["value"] for at in a["certified_accuracy"]] == [0.5, 0.25, 0.25, 0, 0]
-    assert [at["value"] for at in summary["comparisons"]] == [0.25, 0.0, 0.0, 0.0, 0.0]
-    assert all(at["low"] <= at["value"] <= at["high"] for at in summary["comparisons"])
+    assert [point["radius"] for point in a["certified_accuracy"]] == [0, 0.125, 0.25, 0.375, 0.5]
+    assert [point["value"] for point in a["certified_accuracy"]] == [0.5, 0.25, 0.25, 0, 0]
+    assert [point["value"] for point in summary["comparisons"]] == [0.25, 0.0, 0.0, 0.0, 0.0]
+    assert all(point["low"] <= point["value"] <= point["high"] for point in summary["comparisons"])
 
 
 def test_the_figure_draws_the_curve_of_the_rows():

@@ -48,8 +48,8 @@ def drawn(make):
 def test_a_mistake_in_v1_is_the_only_complaint(mistake):
     about, text = MISTAKES[mistake]
     result = ap.check(drawn(lambda: V1(mistake=mistake)), layer=0)
-    ((where, said),) = off(result)
-    assert (where, text in said, result.off) == (about, True, True), said
+    ((where, complaint),) = off(result)
+    assert (where, text in complaint, result.off) == (about, True, True), complaint
     assert result.layers[0].variant == "V1"
 
 
@@ -64,8 +64,8 @@ def test_a_mistake_in_v1_is_the_only_complaint(mistake):
     ],
 )
 def test_a_mistake_in_v2_is_the_only_complaint(mistake, about, text, fused):
-    ((where, said),) = off(ap.check(drawn(lambda: V2(mistake, fused))))
-    assert (where, text in said) == (about, True), said
+    ((where, complaint),) = off(ap.check(drawn(lambda: V2(mistake, fused))))
+    assert (where, text in complaint) == (about, True), complaint
 
 
 ours = ap.attention.DifferentialAttention
@@ -152,7 +152,7 @@ def test_a_function_of_the_difference_is_said_to_be_one(function):
     class Changed(V1):
         def forward(self, x):
             q, k, v = (tokens.unflatten(-1, (2, -1)).transpose(1, 2) for tokens in (self.q(x), self.k(x), self.v(x)))
-            one, two = ((q.chunk(2, -1)[at] @ k.chunk(2, -1)[at].mT).softmax(-1) for at in (0, 1))
+            one, two = ((q.chunk(2, -1)[branch] @ k.chunk(2, -1)[branch].mT).softmax(-1) for branch in (0, 1))
             return self.o((function(one - 0.4 * two) @ v).transpose(1, 2).flatten(2))
 
     (layer,) = ap.check(drawn(Changed)).layers
@@ -172,7 +172,7 @@ def test_heads_in_a_list_are_no_layers():
 
     model = drawn(lambda: ap.models.VisionTransformer(Heads, **SIZES, depth=2))
     layers = ap.check(model).layers
-    assert [layer.name for layer in layers] == [f"blocks.{at}.attn.heads.{head}" for at in (0, 1) for head in (0, 1)]
+    assert [layer.name for layer in layers] == [f"blocks.{i}.attn.heads.{head}" for i in (0, 1) for head in (0, 1)]
     assert all(one.state == "right" for layer in layers for one in layer.findings)
 
 

@@ -50,9 +50,9 @@ def test_evaluations_are_compared_like_twins(specs, tmp_path, monkeypatch):
     one, two = (ap.evaluate(spec, **options) for spec in specs)
     assert not (tmp_path / "data" / "features").exists()
     both = ap.evaluate(specs[0], against=specs[1], out=tmp_path / "both", **options)
-    found = one.compare(two)
-    assert found["difference"].to_list() == [each["difference"] for each in both.summary["differences"]]
-    assert found["low"].to_list() == [each["low"] for each in both.summary["differences"]]
+    differences = one.compare(two)
+    assert differences["difference"].to_list() == [row["difference"] for row in both.summary["differences"]]
+    assert differences["low"].to_list() == [row["low"] for row in both.summary["differences"]]
     record = json.dumps({name: value for name, value in two.record.items() if name != "sha256"}).encode()
     other = type(two)("evaluate", two.files | {"rows.parquet": _other_captions(two), "run.json": record})
     compared = ap.compare(one, other)

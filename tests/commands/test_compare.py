@@ -38,10 +38,10 @@ def runs(tmp_path, make_run, make_rows):
 
 def counted(first, second, eps, flag):
     """The mean of a flag over the shared images, of one run minus the other."""
-    mine, theirs = (
+    rows, others = (
         pl.read_parquet(run / "rows.parquet").filter(eps=eps).with_columns(flag=flag) for run in (first, second)
     )
-    both = mine.join(theirs, on="sample", suffix="_other")
+    both = rows.join(others, on="sample", suffix="_other")
     return len(both), both["flag"].mean() - both["flag_other"].mean()
 
 
@@ -65,15 +65,15 @@ def test_attacks_are_compared_on_the_images_and_eps_of_both(runs):
 
 def test_method_function_and_command_give_the_same_numbers(runs, tmp_path, run_cli):
     first, second = map(ap.open, runs)
-    method, held = first.compare(second), ap.compare(first, runs[1])
+    method, comparison = first.compare(second), ap.compare(first, runs[1])
     code, out, _ = run_cli("compare", *runs, "--out", tmp_path / "out", "--json")
     answer = json.loads(out)
     assert code == 0
-    assert held.frame().equals(method)
+    assert comparison.frame().equals(method)
     assert pl.read_csv(tmp_path / "out" / "differences.csv").equals(method)
-    assert answer["differences"] == held.summary["differences"]
+    assert answer["differences"] == comparison.summary["differences"]
     assert ap.open(tmp_path / "out").frame().equals(method)
-    assert repr(held).startswith("<antiphase compare: ASR, PGD − APGD-CE higher in pgd than in apgd: +")
+    assert repr(comparison).startswith("<antiphase compare: ASR, PGD − APGD-CE higher in pgd than in apgd: +")
 
 
 def test_page_says_what_differs_between_the_runs(runs):

@@ -43,12 +43,12 @@ def test_rows_are_those_of_the_whole_jacobian(tmp_path, pair):
     rows = measure(model, data, tmp_path).sort("sample")
     double = load_model(pair[0]).double().eval().requires_grad_(False)
     order = data.ids.argsort()
-    for at, position in enumerate(order.tolist()):
+    for index, position in enumerate(order.tolist()):
         x = data.images([position]).double()
         jacobian = torch.autograd.functional.jacobian(lambda x: double(x)[0], x).flatten(1)
         logits = double(x)[0]
         first, second = logits.topk(2).indices.tolist()
-        row = rows.row(at, named=True)
+        row = rows.row(index, named=True)
         assert (row["sample"], row["prediction"]) == (int(data.ids[position]), first)
         assert row["margin"] == pytest.approx(float(logits[first] - logits[second]), rel=1e-3)
         assert row["slope"] == pytest.approx(float((jacobian[first] - jacobian[second]).norm()), rel=1e-3)
@@ -109,7 +109,7 @@ def test_a_model_without_slope_has_an_infinite_estimate(tmp_path):
         def forward(self, x):
             return torch.eye(10)[torch.ones(len(x), dtype=int)]  # all digits are a 1
 
-    found = ap.certify(Flat(), data="digits", limit=40, samples=20, estimated=40, quiet=True, out=tmp_path)
-    assert found.summary["models"][0]["clean_accuracy"]["value"] > 0
-    assert found.summary["models"][0]["estimated_radius"] is None
+    result = ap.certify(Flat(), data="digits", limit=40, samples=20, estimated=40, quiet=True, out=tmp_path)
+    assert result.summary["models"][0]["clean_accuracy"]["value"] > 0
+    assert result.summary["models"][0]["estimated_radius"] is None
     assert "∞" in (tmp_path / "report.html").read_text()

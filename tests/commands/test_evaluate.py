@@ -213,8 +213,8 @@ def test_a_task_may_be_for_one_data_set_alone(run_cli, models, cache, tmp_path):
         cache,
     )
     assert code == 0, err
-    found = set(pl.read_parquet(tmp_path / "out" / "rows.parquet").select("task", "data").unique().rows())
-    assert found == {("retrieval", table), ("retrieval", "openmoji"), ("zero-shot", "openmoji")}
+    pairs = set(pl.read_parquet(tmp_path / "out" / "rows.parquet").select("task", "data").unique().rows())
+    assert pairs == {("retrieval", table), ("retrieval", "openmoji"), ("zero-shot", "openmoji")}
 
 
 def test_images_are_squashed_if_asked_for(run_cli, models, cache, tmp_path):
@@ -300,7 +300,7 @@ def folder_of(path, colours, size=8):
 def test_a_changed_copy_of_a_folder_is_other_data(run_cli, models, cache, tmp_path):
     clean = folder_of(tmp_path / "clean", (0, 150))
     other = folder_of(tmp_path / "other", (150, 0))
-    found = []
+    predictions = []
     for data in (clean, other):
         code, _, err = run_cli(
             "evaluate",
@@ -318,7 +318,7 @@ def test_a_changed_copy_of_a_folder_is_other_data(run_cli, models, cache, tmp_pa
             cache,
         )
         assert code == 0, err
-        found.append(pl.read_parquet(tmp_path / "out" / "rows.parquet")["prediction"].to_list())
+        predictions.append(pl.read_parquet(tmp_path / "out" / "rows.parquet")["prediction"].to_list())
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 2
 
 

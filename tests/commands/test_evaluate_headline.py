@@ -6,9 +6,9 @@ from antiphase.report.page import TITLE
 
 def headline(told):
     """The title, and the lead with its condition."""
-    found = headlined(told)
-    assert len(found.title) <= TITLE
-    return found.title, f"{found.condition}. {found.lead}"
+    result = headlined(told)
+    assert len(result.title) <= TITLE
+    return result.title, f"{result.condition}. {result.lead}"
 
 
 def summary(*differences):
@@ -22,7 +22,7 @@ def summary(*differences):
     return {
         "models": models,
         "results": [number | {"headline": True}],
-        "differences": [about | dict(zip(keys, each, strict=True)) for each in differences],
+        "differences": [about | dict(zip(keys, values, strict=True)) for values in differences],
     }
 
 

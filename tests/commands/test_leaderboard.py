@@ -23,7 +23,7 @@ def cards(tmp_path, make_run, make_rows):
     """Two audits of made-up models, with their cards."""
     for name, models, pairs in (("one", LINEUP, [("diffvit-0", "vit-0")]), ("deep/er/two", OTHERS, [])):
         rows = make_rows(models, eps=(1 / 255, 4 / 255), n=60)
-        fingerprints = {model: f"{at:x}" * 64 for at, (model, *_) in enumerate(models, 10 + 2 * len(pairs))}
+        fingerprints = {model: f"{digit:x}" * 64 for digit, (model, *_) in enumerate(models, 10 + 2 * len(pairs))}
         run = make_run(tmp_path / name, models, pairs, rows=rows)
         record = json.loads((run / "run.json").read_text()) | {
             "fingerprints": fingerprints,
@@ -42,14 +42,14 @@ def test_rows_are_those_of_the_cards_and_what_is_no_card_is_left_out(cards, run_
     (cards / "broken").mkdir()
     (cards / "broken" / "card.json").write_text("{}")
     code, out, _ = run_cli("leaderboard", cards, "--json")
-    found = json.loads(out)
-    assert (code, found["cards"], len(found["left_out"])) == (0, 2, 1)
+    board = json.loads(out)
+    assert (code, board["cards"], len(board["left_out"])) == (0, 2, 1)
     one = {model.name: model for model in read_card(cards / "one").models}
-    for row in found["rows"]:
+    for row in board["rows"]:
         if row["name"] in one:
-            (at,) = (at for at in one[row["name"]].rates if at.eps == row["eps"])
-            assert (row["robust_accuracy"], row["asr"]) == (at.robust_accuracy.value, at.asr.value)
-    assert [(row["name"], row["against"]) for row in found["rows"]][::2] == [
+            (rate,) = (rate for rate in one[row["name"]].rates if rate.eps == row["eps"])
+            assert (row["robust_accuracy"], row["asr"]) == (rate.robust_accuracy.value, rate.asr.value)
+    assert [(row["name"], row["against"]) for row in board["rows"]][::2] == [
         ("wide-1", None),
         ("wide-2", None),
         ("diffvit-0", "vit-0"),
@@ -73,14 +73,14 @@ def test_a_ranking_is_chosen_sorted_and_readable_on_a_phone(cards, browser):  # 
     paths, page = sorted(cards.rglob("card.json")), cards / "page.html"
     answer(LeaderboardOptions(folder=cards, out=page), "")
     accuracy = {
-        model.name: [at.robust_accuracy.value for at in model.rates]
+        model.name: [rate.robust_accuracy.value for rate in model.rates]
         for path in paths
         for model in read_card(path).models
     }
 
-    def shown(what: str = "tbody th") -> list[str]:
+    def shown(selector: str = "tbody th") -> list[str]:
         script = "return [...document.querySelectorAll('.ranking:not([hidden]) ' + arguments[0])]"
-        return browser.execute_script(f"{script}.map(e => e.dataset.value ?? e.textContent)", what)
+        return browser.execute_script(f"{script}.map(e => e.dataset.value ?? e.textContent)", selector)
 
     def choose(name: str, value: str) -> None:
         script = "const s = document.querySelector(`[name=${arguments[0]}]`); s.value = arguments[1];"
@@ -118,11 +118,11 @@ def test_a_model_has_one_row_of_its_worst_attack_and_controls_have_no_rank(cards
     for model in told["models"]:
         small, large = model["rates"]
         square = [{**large, "eps": small["eps"]}, {**small, "eps": large["eps"]}]  # worse at the smaller ε
-        noise = [{**small, "eps": at["eps"]} for at in (small, large)]
+        noise = [{**small, "eps": rate["eps"]} for rate in (small, large)]
         model["rates"] = [
-            {**at, "attack": name}
+            {**rate, "attack": name}
             for name, rates in (("pgd", [small, large]), ("square", square), ("noise", noise))
-            for at in rates
+            for rate in rates
         ]
     path.write_text(json.dumps(told | {"differences": [], "date": "2026-11-27T05:00:00Z"}))
     (cards / "one" / "report.html").touch()
@@ -133,8 +133,8 @@ def test_a_model_has_one_row_of_its_worst_attack_and_controls_have_no_rank(cards
         assert {line["control"] for line in (first, second)} == {"noise"}
         assert [line["rank"] for line in board["lines"]] == [1, 2, None, None]
         for line in ranked:
-            rates = [at.rates[place].robust_accuracy.value for at in [line["model"]]]
-            assert (line["robust"].value, line["attack"]) == (rates[0], worst)
+            accuracy = line["model"].rates[place].robust_accuracy.value
+            assert (line["robust"].value, line["attack"]) == (accuracy, worst)
             assert (len(line["others"]), line["date"]) == (1, "2026-11-27")
             assert line["links"] == {"card": "one/card.json", "report": "one/report.html"}
         assert ranked[0]["robust"].value >= ranked[1]["robust"].value

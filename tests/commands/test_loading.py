@@ -94,15 +94,15 @@ def test_the_label_of_a_model_whose_attention_is_not_recognised_is_unknown(twins
     class OfKey(type(twins[0].attn)):
         def forward(self, x):
             q, k, v = (part.unflatten(-1, (2, 6)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            one, two = ((q[..., at : at + 3] @ k[..., at : at + 3].mT).softmax(-1) for at in (0, 3))
+            one, two = ((q[..., start : start + 3] @ k[..., start : start + 3].mT).softmax(-1) for start in (0, 3))
             lam = x[..., 0].sigmoid()[:, None, None, :]  # of the keys
             return self.out(((one - lam * two) @ v).transpose(1, 2).flatten(2))
 
     net = type(twins[0])(differential=True)
     net.attn = OfKey(differential=True)
     card = ap.models.ModelCard("net", "net", "softmax", None, (1, 8, 8), 10)
-    found = with_kind_found(ap.models.card.with_card(net, card)).card
-    assert (found.attention, found.lambdas) == ("unknown", ())
+    new_card = with_kind_found(ap.models.card.with_card(net, card)).card
+    assert (new_card.attention, new_card.lambdas) == ("unknown", ())
 
 
 def test_a_model_that_fails_on_random_images_keeps_the_label_of_its_classes():

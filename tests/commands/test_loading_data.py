@@ -27,8 +27,8 @@ def test_skip_bad_is_for_given_image_files_too(tmp_path):
     Image.new("L", (28, 28)).save(tmp_path / "Coat" / "good.png")
     (tmp_path / "Coat" / "bad.png").write_bytes(b"no image")
     images = ap.load_data(f"folder:{tmp_path}", image_size=28, channels=1)
-    found = ap.attack("specimen:vit-0", data=images, attack="noise", eps="1/255", skip_bad=True, quiet=True)
-    assert found.frame()["sample"].to_list() == [1]
+    result = ap.attack("specimen:vit-0", data=images, attack="noise", eps="1/255", skip_bad=True, quiet=True)
+    assert result.frame()["sample"].to_list() == [1]
 
 
 @pytest.mark.parametrize("option", [{"split": "train"}, {"image_size": 14}, {"resize": "squash"}])

@@ -34,10 +34,10 @@ def test_a_row_for_each_image_and_text_a_column_for_each_model():
     for row in range(6):
         image, text = divmod(row, 3)
         np.testing.assert_array_equal(cells[row, 0].images[0].get_array(), IMAGES[image])
-        for place, own in enumerate(columns):
+        for place, col in enumerate(columns):
             np.testing.assert_allclose(
                 cells[row, 1 + place].images[0].get_array(),
-                paint(IMAGES[image], own.maps[text, image], False, max(np.abs(one.maps).max() for one in columns)),
+                paint(IMAGES[image], col.maps[text, image], False, max(np.abs(one.maps).max() for one in columns)),
             )
     assert titles(figure) == ["image", "diffclip", "clip"]
 
@@ -100,7 +100,7 @@ def test_files_have_the_size_of_the_figure_and_embedded_fonts():
     figure = look_figure(IMAGES[:1], ["mug"], [column()])
     png = saved(figure, "png")
     assert png.startswith(b"\x89PNG")
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    width, height = (int.from_bytes(png[offset : offset + 4], "big") for offset in (16, 20))
     np.testing.assert_allclose([width, height], 200 * figure.get_size_inches(), atol=1)
     pdf = saved(figure, "pdf")
     assert pdf.startswith(b"%PDF")
@@ -112,8 +112,8 @@ def test_with_scales_of_their_own_each_map_reaches_the_end_of_the_colours():
     columns = [column("diffclip", "attention", low=-1.0), column("clip", "attention")]
     figure = look_figure(IMAGES, TEXTS, columns, own_scales=True)
     cells = drawn(figure)
-    for place, own in enumerate(columns, start=1):
-        values = own.maps[1, 0]
+    for place, col in enumerate(columns, start=1):
+        values = col.maps[1, 0]
         shown = cells[1, place].images[0].get_array()
         np.testing.assert_allclose(shown, paint(IMAGES[0], values, True, float(np.abs(values).max())))
     (bar,) = (axes for axes in figure.axes if axes not in cells)

@@ -118,8 +118,8 @@ class _Counted:
         def attack(model, images, labels, threat, *, on_finished=None, **run):
             def told(positions, results):
                 on_finished(positions, results)
-                at = positions.tolist()
-                self.finished += [(name, run["ids"][i].item(), round(threat.eps, 6)) for i in at]
+                indices = positions.tolist()
+                self.finished += [(name, run["ids"][i].item(), round(threat.eps, 6)) for i in indices]
                 if self.last and len(self.finished) >= self.last:
                     raise _Killed
 
@@ -168,8 +168,8 @@ def test_two_processes_share_a_run_down(tmp_path, model, data, counted):
     plan = attack_options(EPS, attack="counted", nested="down")
 
     def run(process):
-        own = with_card(copy.deepcopy(model), model.card)
-        return measure("m", own, data, plan, tmp_path, process=process)[0]
+        replica = with_card(copy.deepcopy(model), model.card)
+        return measure("m", replica, data, plan, tmp_path, process=process)[0]
 
     both = in_threads(2, run)
     images = data.images(range(COUNT))

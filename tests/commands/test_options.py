@@ -71,7 +71,7 @@ def test_an_audit_in_python_and_on_the_command_line_give_the_same_rows_and_recor
         "-q",
     )
     assert code == 0, err
-    found = ap.audit(
+    result = ap.audit(
         "specimen:vit-0",
         limit=3,
         eps=(4 / 255, 8 / 255),
@@ -88,7 +88,7 @@ def test_an_audit_in_python_and_on_the_command_line_give_the_same_rows_and_recor
     stored = [AuditOptions(**record["options"]) for record in records]
     assert stored[0].model_copy(update={"out": stored[1].out}) == stored[1]
     assert (stored[1].steps, stored[1].nested, stored[1].eps) == (2, "down", (4 / 255, 8 / 255))
-    assert found.summary == json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert result.summary == json.loads((tmp_path / "b" / "summary.json").read_text())
     assert records[1]["command"].startswith("antiphase.audit(model=['specimen:vit-0'], ")
 
 

@@ -36,11 +36,11 @@ def others():
 def test_a_call_without_out_leaves_nothing_on_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = ap.audit("specimen:vit-0", **FAST)
+    result = ap.audit("specimen:vit-0", **FAST)
     assert os.listdir(tmp_path) == []
-    assert found.directory is None
-    assert str(tmp_path) not in found.files["run.json"].decode()
-    assert found.frame().shape == (10, 16)
+    assert result.directory is None
+    assert str(tmp_path) not in result.files["run.json"].decode()
+    assert result.frame().shape == (10, 16)
     with pytest.raises(UserError):
         ap.audit("specimen:vit-0", data="nothing", **FAST)
     assert os.listdir(tmp_path) == []
@@ -79,15 +79,15 @@ def test_the_directory_of_a_command_opens(run_cli, tmp_path, audited):
 
 
 def test_differences_of_asr_are_paired_in_order(audited, others):
-    found = audited.compare(others).filter(metric="asr")
-    assert found.select("model", "against").unique(maintain_order=True).rows() == [
+    differences = audited.compare(others).filter(metric="asr")
+    assert differences.select("model", "against").unique(maintain_order=True).rows() == [
         ("diffvit-0", "vit-1"),
         ("vit-0", "diffvit-1"),
     ]
-    for row in found.iter_rows(named=True):
+    for row in differences.iter_rows(named=True):
         one, two = (
-            each.frame().filter(model=name, eps=row["eps"])["success"].mean()
-            for each, name in ((audited, row["model"]), (others, row["against"]))
+            result.frame().filter(model=name, eps=row["eps"])["success"].mean()
+            for result, name in ((audited, row["model"]), (others, row["against"]))
         )
         assert row["difference"] == pytest.approx(one - two)
         assert row["low"] <= row["difference"] <= row["high"]
@@ -121,25 +121,25 @@ def test_what_cannot_be_compared_is_one_line(audited):
 
 def test_differences_of_alignment_are_over_the_samples():
     one, two = (ap.sense(f"specimen:diffvit-{seed}", **SENSED) for seed in (0, 1))
-    found = one.compare(two)
+    differences = one.compare(two)
     values = [
-        {(row["site"], row["layer"], row["metric"]): row["value"] for row in each.summary["alignment"]}
-        for each in (one, two)
+        {(row["site"], row["layer"], row["metric"]): row["value"] for row in result.summary["alignment"]}
+        for result in (one, two)
     ]
-    assert len(found) > 10
-    for row in found.iter_rows(named=True):
+    assert len(differences) > 10
+    for row in differences.iter_rows(named=True):
         place = (row["site"], row["layer"], row["metric"])
         assert row["difference"] == pytest.approx(values[0][place] - values[1][place], abs=1e-12)
     # a share is a mean, so that the jackknife is the paired t interval
-    row = found.filter(site="pixels", metric="below").row(0, named=True)
+    row = differences.filter(site="pixels", metric="below").row(0, named=True)
     by_sample = [
-        each.frame()
+        result.frame()
         .filter(site="pixels", layer=row["layer"])
         .group_by("sample")
         .agg((pl.col("cross") < 0).mean())
         .sort("sample")["cross"]
         .to_numpy()
-        for each in (one, two)
+        for result in (one, two)
     ]
     apart = by_sample[0] - by_sample[1]
     half = stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart))
@@ -151,52 +151,52 @@ def test_differences_of_alignment_are_over_the_samples():
 
 def test_certificates_are_compared_radius_by_radius():
     one, two = (ap.certify(f"specimen:diffvit-{seed}", **CERTIFIED) for seed in (0, 1))
-    found = one.compare(two)
-    frames = [each.frame().with_columns(right=pl.col("prediction") == pl.col("label")) for each in (one, two)]
-    assert len(found) > 2
-    for row in found.iter_rows(named=True):
-        held = [(frame["right"] & (frame["radius"] >= row["radius"])).mean() for frame in frames]
-        assert row["difference"] == pytest.approx(held[0] - held[1])
+    differences = one.compare(two)
+    frames = [result.frame().with_columns(right=pl.col("prediction") == pl.col("label")) for result in (one, two)]
+    assert len(differences) > 2
+    for row in differences.iter_rows(named=True):
+        accuracies = [(frame["right"] & (frame["radius"] >= row["radius"])).mean() for frame in frames]
+        assert row["difference"] == pytest.approx(accuracies[0] - accuracies[1])
     assert "smoothed with σ = 0.05" in repr(one)
     assert "Certified accuracy" in one._repr_html_()
     wider = ap.certify("specimen:diffvit-1", **{**CERTIFIED, "sigma": 0.1})
     both = one.compare(wider)
     assert {0.025, 0.05} <= set(both["radius"])
     for row in both.iter_rows(named=True):
-        held = [
+        accuracies = [
             ((rows["prediction"] == rows["label"]) & (rows["radius"] >= row["radius"])).mean()
             for rows in (one.frame(), wider.frame())
         ]
-        assert row["difference"] == pytest.approx(held[0] - held[1])
+        assert row["difference"] == pytest.approx(accuracies[0] - accuracies[1])
 
 
 def test_a_training_without_out_has_the_weights_of_one_with_it(tmp_path):
     options = {"epochs": 1, "limit": 64, "depth": 1, "dim": 16, "heads": 2, "patch_size": 4, "quiet": True}
-    held = ap.train("diffvit", "digits", **options)
+    training = ap.train("diffvit", "digits", **options)
     stored = ap.train("diffvit", "digits", out=tmp_path / "a", **options)
     assert "model.safetensors" not in stored.files
-    for result, name in ((held, "b"), (ap.open(tmp_path / "a"), "c")):
+    for result, name in ((training, "b"), (ap.open(tmp_path / "a"), "c")):
         saved = result.save(tmp_path / name)
         assert (saved / "model.safetensors").read_bytes() == (tmp_path / "a" / "model.safetensors").read_bytes()
     assert ap.load_model(str(tmp_path / "b")).card.attention == "differential"
-    assert held.frame()["epoch"].to_list() == [1]
-    assert re.fullmatch(r"<antiphase train: loss [\d.]+, accuracy [\d.]+ after 1 epoch>", repr(held))
-    assert len(held.plot().axes) == 2
-    assert "accuracy" in held._repr_html_()
+    assert training.frame()["epoch"].to_list() == [1]
+    assert re.fullmatch(r"<antiphase train: loss [\d.]+, accuracy [\d.]+ after 1 epoch>", repr(training))
+    assert len(training.plot().axes) == 2
+    assert "accuracy" in training._repr_html_()
 
 
 def test_a_study_is_held_as_packed_rows(tmp_path):
-    held = ap.study("figure-2a", profile="smoke", quiet=True)
+    study = ap.study("figure-2a", profile="smoke", quiet=True)
     stored = ap.study("figure-2a", profile="smoke", store=tmp_path / "store", quiet=True)
-    assert held.directory is None
-    opened = [ap.open(tmp_path / "store"), ap.open(held.save(tmp_path / "saved"))]
+    assert study.directory is None
+    opened = [ap.open(tmp_path / "store"), ap.open(study.save(tmp_path / "saved"))]
     shown = "<antiphase study run: figure-2a under profile smoke: 8 of 8 cells; claims: not judged (smoke) 1>"
-    assert [repr(each) for each in (held, stored, *opened)] == [shown] * 4
-    rows = held.frame("attack-pgd")
-    assert all(each.frame("attack-pgd").equals(rows) for each in opened)
-    assert held.frame()["claim"].unique().to_list() == ["fragile-at-depth-1"]
-    assert held.plot().axes
-    assert "Understanding Sensitivity" in held._repr_html_()
+    assert [repr(result) for result in (study, stored, *opened)] == [shown] * 4
+    rows = study.frame("attack-pgd")
+    assert all(result.frame("attack-pgd").equals(rows) for result in opened)
+    assert study.frame()["claim"].unique().to_list() == ["fragile-at-depth-1"]
+    assert study.plot().axes
+    assert "Understanding Sensitivity" in study._repr_html_()
     assert (tmp_path / "saved" / "index.html").exists()
     (tmp_path / "saved" / "study.json").unlink()  # as antiphase study pack leaves it
     assert repr(ap.open(tmp_path / "saved")) == shown
@@ -225,15 +225,15 @@ def test_a_module_and_images_as_objects_are_audited_like_specifications():
 
 def test_a_module_without_a_card_is_left_as_it_was():
     images, net = ap.load_data("digits", limit=20), Net().train()
-    found = ap.audit(net, against=Net(), data=images, **FAST)
-    assert found.frame()["model"].unique(maintain_order=True).to_list() == ["Net", "Net-2"]
+    result = ap.audit(net, against=Net(), data=images, **FAST)
+    assert result.frame()["model"].unique(maintain_order=True).to_list() == ["Net", "Net-2"]
     assert net.training
     assert net.dropout.training
     assert not hasattr(net, "card")
-    assert found.frame().equals(ap.audit(net, against=Net(), data=images, **FAST).frame())  # dropout was off
+    assert result.frame().equals(ap.audit(net, against=Net(), data=images, **FAST).frame())  # dropout was off
     with torch.no_grad():
         clean = net.eval()(images.subset(5, 0).images(range(5))).argmax(1)
-    assert found.frame().filter(model="Net", eps=4 / 255)["clean_prediction"].to_list() == clean.tolist()
+    assert result.frame().filter(model="Net", eps=4 / 255)["clean_prediction"].to_list() == clean.tolist()
 
 
 @pytest.mark.parametrize(

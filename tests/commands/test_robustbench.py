@@ -97,9 +97,9 @@ def test_the_leaderboard_is_confirmed_or_not(installed, run_cli):
     installed(0.0, 0.0)  # none of three random images is right
     code, out, err = run_cli("verify", SPEC, "--limit", "3", "--json", "--quiet")
     assert code == 0, err
-    found = json.loads(out)
-    assert (found["confirmed"], found["numbers"]) == (True, 2)
-    assert "RobustBench" in found["name"]
+    answer = json.loads(out)
+    assert (answer["confirmed"], answer["numbers"]) == (True, 2)
+    assert "RobustBench" in answer["name"]
     installed(99.0, 98.0)
     code, out, _ = run_cli("verify", SPEC, "--limit", "3", "--json", "--quiet")
     assert code == 1

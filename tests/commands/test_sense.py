@@ -60,8 +60,8 @@ def measured(pair, tmp_path_factory):
 
 @pytest.mark.parametrize(("kind", "heads"), [("diffvit", 2), ("vit", 4)])
 def test_every_part_has_its_rows(measured, kind, heads):
-    data, found = measured
-    rows = found[kind]
+    data, tables = measured
+    rows = tables[kind]
     schemas = {"alignment": ALIGNMENT_SCHEMA, "lipschitz": LIPSCHITZ_SCHEMA, "depth": DEPTH_SCHEMA}
     assert {part: dict(rows[part].schema) for part in rows} == schemas
     assert len(rows["alignment"]) == 5 * 2 * heads * 3  # layers, heads, sites
@@ -80,7 +80,7 @@ def test_every_part_has_its_rows(measured, kind, heads):
 def test_alignment_at_perturbed_images_is_alignment_measured_on_them(pair, tmp_path):
     model, data = load_model(pair["diffvit"]), load_data("digits", limit=3, seed=0)
     plan = changed(radius=8 / 255)
-    found = measure(model, data, tmp_path / "both", plan, ("alignment-perturbed",))["alignment-perturbed"]
+    perturbed = measure(model, data, tmp_path / "both", plan, ("alignment-perturbed",))["alignment-perturbed"]
     clean = data.images(range(3))
     keys = sample_keys(key(plan.seed, "travel", round(plan.radius * 2**20)), data.ids)
     noise = (clean + plan.radius * (2 * uniform(keys, 64) - 1).view_as(clean)).clamp(0, 1)
@@ -90,21 +90,21 @@ def test_alignment_at_perturbed_images_is_alignment_measured_on_them(pair, tmp_p
         assert 0 < (moved - clean).abs().max() <= plan.radius + 1e-6
         alone = replace(data, pixels=moved.detach())
         expected = measure(model, alone, tmp_path / name, plan, ("alignment",))["alignment"]
-        own = found.filter(perturbation=name)
-        assert set(own["eps"]) == {plan.radius}
+        part = perturbed.filter(perturbation=name)
+        assert set(part["eps"]) == {plan.radius}
         same = model(moved).argmax(1) == labels  # else the loss, of the clean prediction, is another
         kept = (pl.col("site") != "loss") | pl.col("sample").is_in(data.ids[same].tolist())
-        frames = (frame.filter(kept).select(*ALIGNMENT_SCHEMA) for frame in (own, expected))
+        frames = (frame.filter(kept).select(*ALIGNMENT_SCHEMA) for frame in (part, expected))
         assert_frame_equal(*frames, rel_tol=1e-4, abs_tol=1e-9)
 
 
 def test_the_rows_are_those_of_the_library(measured, pair):
-    data, found = measured
+    data, tables = measured
     for kind in ("diffvit", "vit"):
-        rows = found[kind]["alignment"].filter(site="tokens")
+        rows = tables[kind]["alignment"].filter(site="tokens")
         layers = attention_layers(load_model(pair[kind]).eval(), data.images(range(5)))
-        for at, layer in enumerate(layers):
-            here = rows.filter(layer=at).sort("sample", "head")
+        for index, layer in enumerate(layers):
+            here = rows.filter(layer=index).sort("sample", "head")
             assert here["name"].unique().to_list() == [layer.name]
             gram = exact_gram(layer.positive, layer.negative)
             for part in ("first", "second", "cross"):
@@ -114,8 +114,8 @@ def test_the_rows_are_those_of_the_library(measured, pair):
 
 
 def test_theorem_1_predicts_what_is_measured_in_every_row(measured):
-    _, found = measured
-    rows = found["diffvit"]["alignment"]
+    _, tables = measured
+    rows = tables["diffvit"]["alignment"]
     assert rows.filter(pl.col("moved").is_not_null())["site"].unique().sort().to_list() == ["loss", "pixels"]
     assert prediction_error(rows) < 1e-3
     assert (rows["low"] <= rows["high"]).all()
@@ -125,8 +125,8 @@ def test_theorem_1_predicts_what_is_measured_in_every_row(measured):
 
 @pytest.mark.parametrize("kind", ["diffvit", "vit"])
 def test_the_estimators_of_the_lipschitz_constant_stand_in_order(measured, kind):
-    _, found = measured
-    rows = found[kind]["lipschitz"].pivot("estimator", index=["of", "name", "sample"], values="value")
+    _, tables = measured
+    rows = tables[kind]["lipschitz"].pivot("estimator", index=["of", "name", "sample"], values="value")
     assert len(rows) == 2 * 3
     for below, above in (
         ("sampled mean", "sampled maximum"),
@@ -139,9 +139,9 @@ def test_the_estimators_of_the_lipschitz_constant_stand_in_order(measured, kind)
 
 
 def test_the_depth_follows_from_its_rows(measured):
-    _, found = measured
+    _, tables = measured
     for kind in ("diffvit", "vit"):
-        rows = found[kind]["depth"]
+        rows = tables[kind]["depth"]
         for _, path in rows.group_by("sample", "perturbation", "eps"):
             path = path.sort("stage")
             assert path["name"].to_list() == ["embedding", "blocks.0", "blocks.1"]
@@ -153,10 +153,10 @@ def test_the_depth_follows_from_its_rows(measured):
 
 
 def test_batches_and_the_order_change_nothing(measured, pair, tmp_path):
-    data, found = measured
+    data, tables = measured
     turned = data.take([1, 0, 4, 2, 3])  # the first two stay: Lipschitz constants are estimated there
     again = measure(load_model(pair["diffvit"]), turned, tmp_path, batch_size=1)
-    for part, rows in found["diffvit"].items():
+    for part, rows in tables["diffvit"].items():
         assert_frame_equal(again[part], rows, check_row_order=False, rel_tol=1e-5, abs_tol=1e-6)
 
 
@@ -166,19 +166,19 @@ def test_an_interrupted_run_goes_on_and_measures_only_what_is_missing(pair, tmp_
     with pytest.raises(KeyboardInterrupt):
         measure(first, data, tmp_path / "cut", parts=["alignment"])
     whole = measure(Counting(first.model), data, tmp_path / "whole", parts=["alignment"])
-    found = measure(again, data, tmp_path / "cut", parts=["alignment"])
+    tables = measure(again, data, tmp_path / "cut", parts=["alignment"])
     assert again.rows == (7 - 3) * rows_an_image
-    assert_frame_equal(found["alignment"], whole["alignment"])
+    assert_frame_equal(tables["alignment"], whole["alignment"])
 
 
 def test_a_second_call_reads_the_same_rows_and_runs_nothing(pair, tmp_path):
     data = load_data("digits", limit=2, seed=0)
     first, second = (Counting(load_model(pair["diffvit"])) for _ in range(2))
-    found = measure(first, data, tmp_path)
+    tables = measure(first, data, tmp_path)
     again = measure(second, data, tmp_path, batch_size=2)
     assert (first.rows > 0, second.rows) == (True, 0)
     for part in PARTS:
-        assert_frame_equal(again[part], found[part])
+        assert_frame_equal(again[part], tables[part])
     assert len(list(tmp_path.rglob("*.parquet"))) == len(PARTS)  # one file a part, once it is whole
 
 

@@ -19,7 +19,7 @@ BUILT_IN = ["sampled mean", "sampled maximum", "power iteration", "gradient asce
 HALF = Estimator(
     name="half",
     estimates="half of the slope at the image",
-    value=lambda at: None if at.f(at.x[:1]).shape[1] > 10 else at.slope.value / 2,  # for the logits only
+    value=lambda near: None if near.f(near.x[:1]).shape[1] > 10 else near.slope.value / 2,  # for the logits only
     console=True,
 )
 

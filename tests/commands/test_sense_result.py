@@ -85,16 +85,16 @@ def test_the_page_holds_every_part_and_every_layer(run, page):
 def test_each_layer_has_its_place_in_the_plane_of_theorem_3(run, page):
     rows = read_result(run, "sense").frame("alignment")
     twins = {f"diffvit-d2-{seed}": f"vit-d2-{seed}" for seed in (0, 1)}
-    found = places(rows, dict(twins))
+    points = places(rows, dict(twins))
     family = Family("diffvit-d2", "#D55E00", tuple(twins))
-    figure = plane_figure(found, family)
+    figure = plane_figure(points, family)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["layer 1", "layer 2"]
     for layer, axes in enumerate(figure.axes):
         (edge, seeds, mean, _) = axes.lines
-        own = found.filter(layer=layer)
-        assert seeds.get_xdata().tolist() == own.filter(metric="rho")["value"].to_list()
-        assert mean.get_ydata()[0] == pytest.approx(own.filter(metric="cosine")["value"].mean())
-        gamma = own.filter(metric="gamma")["value"].log().mean()
+        part = points.filter(layer=layer)
+        assert seeds.get_xdata().tolist() == part.filter(metric="rho")["value"].to_list()
+        assert mean.get_ydata()[0] == pytest.approx(part.filter(metric="cosine")["value"].mean())
+        gamma = part.filter(metric="gamma")["value"].log().mean()
         expected = critical_cosine(math.exp(gamma), 1.0, edge.get_xdata()).clip(-1, 1)
         assert edge.get_ydata() == pytest.approx(expected)
     assert page.count("in the (ρ, θ) plane of Theorem 3") == 2
@@ -277,18 +277,18 @@ def test_fewer_than_eight_seeds_do_not_decide_the_title(seeds, answer):
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_is_compared_by_the_mean_over_the_samples(run, part):
     rows, pair = read_result(run, "sense").frame(part), ("diffvit-d2-0", "diffvit-d2-1")
-    found = differences_of(part, rows, [pair])
-    assert found.select("model", "against").unique().rows() == [pair]
-    assert found.select("site", "layer", "metric").is_unique().all()
+    differences = differences_of(part, rows, [pair])
+    assert differences.select("model", "against").unique().rows() == [pair]
+    assert differences.select("site", "layer", "metric").is_unique().all()
     if part == "lipschitz":
-        row = found.filter(pl.col("site").str.ends_with("map"), layer=1).row(0, named=True)
+        row = differences.filter(pl.col("site").str.ends_with("map"), layer=1).row(0, named=True)
         place = (pl.col("layer") == 1, pl.col("estimator") == row["metric"])
         means = [rows.filter(*place, model=name)["value"].mean() for name in pair]
     elif part == "depth":
-        row = found.filter(pl.col("site").str.contains("pgd"), layer=0, metric="gain").row(0, named=True)
+        row = differences.filter(pl.col("site").str.contains("pgd"), layer=0, metric="gain").row(0, named=True)
         means = [rows.filter(model=name, stage=1, perturbation="pgd")["gain"].mean() for name in pair]
     else:
-        row = found.filter(site="pixels", layer=0, metric="below").row(0, named=True)
+        row = differences.filter(site="pixels", layer=0, metric="below").row(0, named=True)
         below = rows.filter(site="pixels", layer=0).with_columns(pl.col("cross") < 0)
         means = [below.filter(model=name)["cross"].mean() for name in pair]
     assert row["difference"] == pytest.approx(means[0] - means[1])

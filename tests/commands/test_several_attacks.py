@@ -52,15 +52,15 @@ def test_the_worst_case_counts_an_image_as_broken_if_any_attack_breaks_it(tmp_pa
     for seed in (2, 4):
         hits = {}
         for name, attack, settings in (("pgd", pgd, {"steps": 2}), ("square", square, {"queries": 30})):
-            found = sweep(attack, _model(seed), images, None, Threat(), EPS, settings=settings, ids=data.ids)
-            hits[name] = np.array([result.success.numpy() for result in found])
+            results = sweep(attack, _model(seed), images, None, Threat(), EPS, settings=settings, ids=data.ids)
+            hits[name] = np.array([result.success.numpy() for result in results])
         part = rows.filter(model=f"toy-{seed}").sort("eps", "sample", maintain_order=True)
         broken = part.filter(attack=worst)
         assert broken["success"].to_list() == (hits["pgd"] | hits["square"]).flatten().tolist()
         first = np.where(hits["pgd"], "pgd", np.where(hits["square"], "square", "")).flatten().tolist()
         assert broken["felled_by"].fill_null("").to_list() == first
-        each = [part.filter(attack=name)["forwards"].to_numpy() for name in ("pgd", "square")]
-        assert broken["forwards"].to_list() == sum(each).tolist()
+        forwards = [part.filter(attack=name)["forwards"].to_numpy() for name in ("pgd", "square")]
+        assert broken["forwards"].to_list() == sum(forwards).tolist()
     assert 0 < hits["pgd"].mean() != hits["square"].mean()
     result = audited(tmp_path)
     (table,) = result.rate_tables("asr")

@@ -191,9 +191,9 @@ def test_export_writes_both_layouts_and_says_where(run_cli, models, tmp_path):
 
 
 def test_sizes_are_those_of_both_towers_and_heads_keep_their_width(run_cli, tmp_path):
-    for at in range(4):
-        Image.new("RGB", (9, 9), (40 * at, 0, 0)).save(tmp_path / f"{at}.png")
-    lines = ["image,caption", *(f"{at}.png,number {at}" for at in range(4))]
+    for number in range(4):
+        Image.new("RGB", (9, 9), (40 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    lines = ["image,caption", *(f"{number}.png,number {number}" for number in range(4))]
     (tmp_path / "pairs.csv").write_text("\n".join(lines))
     words = [*["train-clip", "--model", "diffclip", "--preset", "openmoji", "--data"], f"csv:{tmp_path / 'pairs.csv'}"]
     words += ["--held-out", "none", "--batch-size", "2", "--epochs", "1", "-q", "--out", tmp_path / "run"]

@@ -106,8 +106,8 @@ def test_what_cannot_transfer_is_refused(tmp_path, run_cli, words, message):
 def test_rows_of_a_compiled_search_are_its_own(tmp_path, monkeypatch):
     kept = []
 
-    def stopped(out, what, *rest):
-        kept.append(what)
+    def stopped(out, identity, *rest):
+        kept.append(identity)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "Cache", stopped)

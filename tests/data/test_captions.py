@@ -9,20 +9,20 @@ from antiphase.errors import UserError
 from antiphase.streams import generator
 
 IMAGES = (42, 7, 391895, 9, 574)  # COCO's numbers are in no order
-SAID = {42: 5, 7: 6, 9: 5, 574: 7}  # captions of each; one image has none
+COUNTS = {42: 5, 7: 6, 9: 5, 574: 7}  # captions of each; one image has none
 
 
 def file_name(number, split="val", year=2014):
     return f"COCO_{split}2014_{number:012d}.jpg" if year == 2014 else f"{number:012d}.jpg"
 
 
-def write_coco(root, write_image, year=2014, split="val", said=SAID):
+def write_coco(root, write_image, year=2014, split="val", counts=COUNTS):
     """Write captions, and images that differ, in COCO's layout."""
     (root / "annotations").mkdir(parents=True, exist_ok=True)
     images = [{"id": number, "file_name": file_name(number, split, year)} for number in IMAGES]
     notes = [
         {"id": 1000 - 10 * turn - number % 10, "image_id": number, "caption": f" a {number} {turn}.\n"}
-        for number, count in said.items()
+        for number, count in counts.items()
         for turn in range(count)
     ]
     told = {"info": {}, "images": images, "annotations": notes}
@@ -50,7 +50,7 @@ def test_coco_keeps_all_captions_in_order_and_names_images_without(tmp_path, wri
 
 
 def test_ids_of_coco_keep_the_place_of_what_is_left_out(tmp_path, write_image):
-    write_coco(tmp_path, write_image, said={7: 5, 574: 5})
+    write_coco(tmp_path, write_image, counts={7: 5, 574: 5})
     assert coco_captions(tmp_path, "val").ids.tolist() == [0, 3]
 
 
@@ -68,12 +68,12 @@ def write_instances(root, images, notes, categories):
 
 def slow_label(image, notes, categories):
     """The rule as it is said, by looking at everything over and over."""
-    own = [note for note in notes if note["image_id"] == image and note["iscrowd"] == 0]
-    if not own:
+    objects = [note for note in notes if note["image_id"] == image and note["iscrowd"] == 0]
+    if not objects:
         return None
-    widest = max(note["area"] for note in own)
-    chosen = min(note["id"] for note in own if note["area"] == widest)
-    (category,) = [note["category_id"] for note in own if note["id"] == chosen]
+    widest = max(note["area"] for note in objects)
+    chosen = min(note["id"] for note in objects if note["area"] == widest)
+    (category,) = [note["category_id"] for note in objects if note["id"] == chosen]
     return sorted(entry["id"] for entry in categories).index(category)
 
 
@@ -100,13 +100,13 @@ def test_coco_has_the_label_of_the_largest_object(tmp_path, write_image, seed):
     write_instances(tmp_path, images, notes, categories)
     pairs = coco_single_label(tmp_path, "val")
     assert pairs.class_names == ("thing 1", "thing 11", "thing 13", "thing 27", "thing 90")
-    wanted = {number: slow_label(number, notes, categories) for number in sorted(IMAGES)}
-    kept = [number for number, label in wanted.items() if label is not None]
-    assert pairs.labels.tolist() == [wanted[number] for number in kept]
+    labels = {number: slow_label(number, notes, categories) for number in sorted(IMAGES)}
+    kept = [number for number, label in labels.items() if label is not None]
+    assert pairs.labels.tolist() == [labels[number] for number in kept]
     assert pairs.files == tuple(f"val2014/{file_name(number)}" for number in kept)
     assert pairs.ids.tolist() == [sorted(IMAGES).index(number) for number in kept]
     assert pairs.skipped == tuple(
-        f"val2014/{file_name(number)} has no object but crowds" for number, label in wanted.items() if label is None
+        f"val2014/{file_name(number)} has no object but crowds" for number, label in labels.items() if label is None
     )
 
 

@@ -12,7 +12,7 @@ from antiphase.errors import UserError
 
 def said(*texts, first="human"):
     order = ("human", "gpt") if first == "human" else ("gpt", "human")
-    return [{"from": order[at % 2], "value": text} for at, text in enumerate(texts)]
+    return [{"from": order[index % 2], "value": text} for index, text in enumerate(texts)]
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def folder(tmp_path):
 
 
 def test_records_in_llava_s_layout(folder):
-    found = load_conversations("llava:mix.json?images=pictures", stage=2, root=folder)
-    first, second, third = found
+    conversations = load_conversations("llava:mix.json?images=pictures", stage=2, root=folder)
+    first, second, third = conversations
     assert (first.id, first.turns) == ("1", (("A cat?", "Yes"), ("A dog?", "No")))
     torch.testing.assert_close(first.image, torch.tensor([1.0, 0.0, 0.2])[:, None, None].expand(3, 3, 5))
     assert second.turns == (("Name it.", "A cat."),)
@@ -38,7 +38,7 @@ def test_records_in_llava_s_layout(folder):
     part = load_conversations("llava:mix.json?images=pictures", stage=2, root=folder, limit=2, seed=1)
     assert {one.id for one in part} < {"1", "2", "3"}
     assert len(part) == 2
-    assert part.fingerprint() != found.fingerprint()
+    assert part.fingerprint() != conversations.fingerprint()
     only = load_conversations("llava:mix.json?images=pictures&only=coco/", stage=2, root=folder)
     assert [one.id for one in only] == ["1", "2"]
 

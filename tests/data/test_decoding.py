@@ -99,7 +99,7 @@ def test_a_long_thin_image_is_cut_before_it_is_enlarged(tmp_path, width, height,
     sizes = []
     patch = Image.Image.resize
     monkeypatch.setattr(
-        Image.Image, "resize", lambda own, size, *more, **k: sizes.append(size) or patch(own, size, *more, **k)
+        Image.Image, "resize", lambda image, size, *more, **k: sizes.append(size) or patch(image, size, *more, **k)
     )
     decode(tmp_path / "a.png", Square(224), 1)
     assert max(sizes[0]) <= 17 * 224

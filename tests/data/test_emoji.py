@@ -153,8 +153,8 @@ def test_pictures_are_on_white_and_differ(splits):
     assert float((array[:, :, 0, 0] == 255).all(1).double().mean()) > 0.9
     assert len({picture.numpy().tobytes() for picture in array}) > 0.95 * len(array)  # some men are women
     for color, channel in (("red", 0), ("green", 1), ("blue", 2)):
-        found = [p.array[at] for p in splits.values() for at, c in enumerate(p.captions) if c[0] == f"{color} circle"]
-        middle = found[0][:, 28:36, 28:36].double().mean((1, 2))
+        circles = [p.array[i] for p in splits.values() for i, c in enumerate(p.captions) if c[0] == f"{color} circle"]
+        middle = circles[0][:, 28:36, 28:36].double().mean((1, 2))
         assert int(middle.argmax()) == channel
 
 
@@ -165,8 +165,8 @@ def test_the_other_artist_draws_the_same_test_concepts(splits):
     shared = [several[0] for several in other.captions if several[0] in names]
     assert len(shared) > 0.9 * len(other)
     assert all(held_out(concept_of(several[0])) for several in other.captions)
-    at, own = other.captions.index(other.captions[0]), splits["test"].captions.index(other.captions[0])
-    assert not torch.equal(other.array[at], splits["test"].array[own])
+    index = splits["test"].captions.index(other.captions[0])
+    assert not torch.equal(other.array[0], splits["test"].array[index])
 
 
 def test_prompts_of_the_groups_are_of_training_concepts(splits):

@@ -332,9 +332,9 @@ def test_files_of_a_class_whose_names_are_no_pictures_are_counted(tmp_path, writ
         "8.bmp_": b"BM\x36\0\0\0\0\0\0\0\x36\0\0\0\x28\0",
     }.items():
         (tmp_path / "a" / name).write_bytes(content)
-    with pytest.warns(UserWarning, match="left out files") as said:
+    with pytest.warns(UserWarning, match="left out files") as record:
         assert len(load_data(f"folder:{tmp_path}")) == 1
-    (warning,) = said
+    (warning,) = record
     counted = ("without a suffix", ".1", ".jpg_large", ".webp_original", ".bmp_")
     assert all(f"'{kind}': 1" in str(warning.message) for kind in counted)
     assert "txt" not in str(warning.message)

@@ -260,9 +260,9 @@ def test_class_names_must_cover_the_labels():
 
 def test_npz_files(tmp_path):
     np.savez(tmp_path / "a.npz", images=pixels(), labels=LABELS, class_names=["cat", "dog", "cow"])
-    found = load_data(f"npz:{tmp_path / 'a.npz'}")
-    same(found)
-    assert (found.split, found.class_names) == ("test", ("cat", "dog", "cow"))
+    data = load_data(f"npz:{tmp_path / 'a.npz'}")
+    same(data)
+    assert (data.split, data.class_names) == ("test", ("cat", "dog", "cow"))
     # MedMNIST's layout: channels last, labels of one column, splits in the names
     rows, last = np.array(LABELS)[:, None], pixels().transpose(0, 2, 3, 1)
     np.savez(tmp_path / "b.npz", train_images=last[:2], train_labels=rows[:2], val_images=last, val_labels=rows)
@@ -308,9 +308,9 @@ def test_an_npz_file_that_is_missing_or_damaged_is_one_line(tmp_path):
 
 
 def encoded(array):
-    held = io.BytesIO()
-    Image.fromarray(array.transpose(1, 2, 0)).save(held, "PNG")
-    return held.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(array.transpose(1, 2, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def write_parquet(path, rows, names=None, **columns):
@@ -329,13 +329,13 @@ def test_parquet_files_of_the_hub(tmp_path):
     write_parquet(tmp_path / "data" / "test-00000-of-00002.parquet", [0, 1, 2], names)
     write_parquet(tmp_path / "data" / "test-00001-of-00002.parquet", [3, 4], names)
     for pattern in (tmp_path, tmp_path / "data" / "test-*.parquet"):
-        found = load_data(f"parquet:{pattern}", image_size=7)
-        same(found)
-        assert (found.split, found.class_names) == ("test", ("cat", "dog", "cow"))
+        data = load_data(f"parquet:{pattern}", image_size=7)
+        same(data)
+        assert (data.split, data.class_names) == ("test", ("cat", "dog", "cow"))
     assert load_data(f"parquet:{tmp_path}", split="train", image_size=7).labels.tolist() == [0, 0]
-    part = found.take([3, 0])
-    assert torch.equal(part.images([0, 1]), found.images([3, 0]))
-    assert load_data(f"parquet:{tmp_path}", image_size=7).fingerprint() == found.fingerprint()
+    part = data.take([3, 0])
+    assert torch.equal(part.images([0, 1]), data.images([3, 0]))
+    assert load_data(f"parquet:{tmp_path}", image_size=7).fingerprint() == data.fingerprint()
     other = tmp_path / "other.parquet"  # without names of classes or of a split
     write_parquet(other, range(5))
     same(load_data(f"parquet:{other}", image_size=7))
@@ -347,8 +347,8 @@ def test_parquet_files_of_an_unknown_split_are_left_out_with_a_warning(tmp_path,
     for split, rows in {"train": [0], "test": [1, 2], other: [3, 4]}.items():
         write_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet", rows)
     with pytest.warns(UserWarning, match=f"left out the files that name no known split: {other};"):
-        found = load_data(f"parquet:{tmp_path}", image_size=7)
-    assert found.labels.tolist() == [0, 2]
+        data = load_data(f"parquet:{tmp_path}", image_size=7)
+    assert data.labels.tolist() == [0, 2]
     alone = load_data(f"parquet:{tmp_path}/data/{other}-00000-of-00001.parquet")
     assert alone.labels.tolist() == [1, 0]
 
@@ -432,11 +432,11 @@ def test_a_parquet_row_that_is_no_image_can_be_left_out(tmp_path):
     file = tmp_path / "test.parquet"
     images = [{"bytes": encoded(pixels()[0]), "path": None}, {"bytes": b"no image", "path": None}]
     pl.DataFrame({"img": [*images, {"bytes": None, "path": "a.png"}], "label": [0, 1, 2]}).write_parquet(file)
-    found = load_data(f"parquet:{file}", image_size=7)
+    data = load_data(f"parquet:{file}", image_size=7)
     with pytest.raises(UserError, match=r"test.parquet/1 "):
-        found.images([0, 1])
+        data.images([0, 1])
     with pytest.raises(UserError, match="has a path in place of an image"):
-        found.images([2])
+        data.images([2])
     kept = load_data(f"parquet:{file}", image_size=7, skip_bad=True, progress=False)
     assert (kept.ids.tolist(), kept.skipped) == ([0], ("test.parquet/1", "test.parquet/2"))
 

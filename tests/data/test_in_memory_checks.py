@@ -125,8 +125,8 @@ GREY = np.linspace(0, 65535, 64).reshape(8, 8)
     ],
 )
 def test_pictures_without_a_transform_have_their_brightness(picture):
-    found = load_data(Items([(picture, 0)])).images([0])
-    assert torch.allclose(found, torch.from_numpy(GREY / 65535).float().expand_as(found), atol=1 / 255)
+    images = load_data(Items([(picture, 0)])).images([0])
+    assert torch.allclose(images, torch.from_numpy(GREY / 65535).float().expand_as(images), atol=1 / 255)
 
 
 @pytest.mark.parametrize(

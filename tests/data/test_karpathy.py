@@ -167,9 +167,9 @@ def test_an_absent_list_and_absent_images_are_one_line_with_their_pages(write_se
 @pytest.mark.filterwarnings("error")
 def test_other_counts_than_the_published_ones_are_warned_of(write_set, tmp_path):
     write_set("flickr30k", "flickr30k/flickr30k-images")
-    for split, found, published in (("train", 3, "29,000"), ("val", 2, "1,014"), ("test", 4, "1,000")):
+    for split, count, published in (("train", 3, "29,000"), ("val", 2, "1,014"), ("test", 4, "1,000")):
         with pytest.warns(
-            UserWarning, match=rf"^flickr30k \({split}\): images {found}, classes 0; {published} and 0 were published: "
+            UserWarning, match=rf"^flickr30k \({split}\): images {count}, classes 0; {published} and 0 were published: "
         ):
             load_pairs("flickr30k", split=split, root=tmp_path, limit=1)
     assert len(load_pairs(f"karpathy:{tmp_path}/flickr30k/dataset_flickr30k.json", split="test", root=tmp_path)) == 4

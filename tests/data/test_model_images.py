@@ -21,18 +21,18 @@ def test_image_files_are_decoded_at_the_models_size(tmp_path):
             tmp_path / label / "0.png"
         )
     images = load_data(f"folder:{tmp_path}", progress=False)
-    found = model_images(images, [1, 0], Square(17, "bilinear"))
-    assert found.shape == (2, 3, 17, 17)
+    batch = model_images(images, [1, 0], Square(17, "bilinear"))
+    assert batch.shape == (2, 3, 17, 17)
     again = load_data(f"folder:{tmp_path}", image_size=17, progress=False)
-    assert not torch.equal(found, again.images([1, 0]))  # that one is bicubic
+    assert not torch.equal(batch, again.images([1, 0]))  # that one is bicubic
     assert torch.equal(model_images(images, [1], Square(17)), again.images([1]))
 
 
 def test_grey_arrays_are_enlarged_and_repeated_for_a_model_in_colour():
     digits = load_data("digits", limit=3)
-    found = model_images(digits, [0, 2], Square(16))
-    assert found.shape == (2, 3, 16, 16)
-    assert torch.equal(found[:, 0], found[:, 2])
+    batch = model_images(digits, [0, 2], Square(16))
+    assert batch.shape == (2, 3, 16, 16)
+    assert torch.equal(batch[:, 0], batch[:, 2])
     assert torch.equal(model_images(digits, [0, 2], Square(8), 1), digits.images([0, 2]))
     with pytest.raises(UserError, match=r"digits has images of shape \(1, 8, 8\), but the model expects \(1, 16, 16\)"):
         model_images(digits, [0], Square(16), 1)
@@ -53,8 +53,8 @@ def test_an_image_of_the_models_size_is_left_as_it_is():
 
 def test_pairs_are_squared_as_they_come():
     pairs, square = tiny_pairs(5), Square(8)
-    found = model_images(pairs, [3, 1], square)
-    assert torch.equal(found[1], square(pairs.pixels(1)).float() / 255)
+    batch = model_images(pairs, [3, 1], square)
+    assert torch.equal(batch[1], square(pairs.pixels(1)).float() / 255)
     with pytest.raises(UserError, match="tiny is in colour"):
         model_images(pairs, [0], square, 1)
     assert load_pairs("openmoji", split="test", limit=2, progress=False).pixels(0).shape == (3, 64, 64)

@@ -28,9 +28,9 @@ def test_a_polygon_has_the_pixels_from_whose_centre_a_ray_leaves_it(seed):
         for (x, y), (next_x, next_y) in zip(points, np.roll(points, -1, 0), strict=True):
             if (y <= row + 0.5) != (next_y <= row + 0.5):  # an edge crosses the row of centres
                 expected[row, column] ^= x + (row + 0.5 - y) / (next_y - y) * (next_x - x) <= column + 0.5
-    found = polygon_mask(points, HEIGHT, WIDTH)
-    assert np.array_equal(found, expected)
-    assert np.array_equal(polygon_mask(points[::-1], HEIGHT, WIDTH), found)
+    mask = polygon_mask(points, HEIGHT, WIDTH)
+    assert np.array_equal(mask, expected)
+    assert np.array_equal(polygon_mask(points[::-1], HEIGHT, WIDTH), mask)
 
 
 def test_run_lengths_go_down_the_columns():
@@ -40,7 +40,7 @@ def test_run_lengths_go_down_the_columns():
         for count in counts:  # COCO: off first
             slow += [on] * count
             on = not on
-        assert [mask[at % len(mask), at // len(mask)] for at in range(mask.size)] == slow
+        assert [mask[index % len(mask), index // len(mask)] for index in range(mask.size)] == slow
         assert np.array_equal(run_length_mask(counts, *mask.shape), mask)
 
 
@@ -87,7 +87,7 @@ def coco(tmp_path, write_image):
         {"id": number, "file_name": f"{number:012d}.jpg", "height": HEIGHT, "width": WIDTH} for number in (42, 9, 7)
     ]
     names = ("image_id", "category_id", "iscrowd", "area", "segmentation")
-    notes = [{"id": at} | dict(zip(names, note, strict=True)) for at, note in enumerate(NOTES)]
+    notes = [{"id": index} | dict(zip(names, note, strict=True)) for index, note in enumerate(NOTES)]
     categories = [{"id": 3, "name": "dog"}, {"id": 1, "name": "cat"}, {"id": 2, "name": "potted plant"}]
     path = tmp_path / "annotations" / "instances_val2014.json"
     path.parent.mkdir()
@@ -135,14 +135,14 @@ def test_a_scene_shows_two_held_out_emoji_where_their_masks_are():
     assert all(map(held_out, concepts))
     single = load_pairs("openmoji", split="test", progress=False)
     places = {several[0]: row for row, several in enumerate(single.captions)}
-    for at in range(6):
-        image = scenes.pixels(at)
-        first, second = (one.mask() for one in scenes.objects[at])
+    for index in range(6):
+        image = scenes.pixels(index)
+        first, second = (one.mask() for one in scenes.objects[index])
         assert not (first & second).any()
         assert np.array_equal(on_white(image), first | second)
         assert first[:32].sum() == first.sum()
         assert second[32:].sum() == second.sum()
-        left = 32 if at % 2 else 0
-        drawing = single.pixels(places[scenes.captions[at][0]]).double()
+        left = 32 if index % 2 else 0
+        drawing = single.pixels(places[scenes.captions[index][0]]).double()
         small = drawing.reshape(3, 32, 2, 32, 2).mean((2, 4))
         assert torch.allclose(image[:, :32, left : left + 32].double(), small, rtol=0, atol=0.51)

@@ -90,9 +90,9 @@ def run(stream, size=6, seed=3, epoch=2, **given):
     return list(stream.batches(size, seed=seed, epoch=epoch, **given))
 
 
-def assert_equal(made, wanted):
-    assert len(made) == len(wanted)
-    for one, other in zip(made, wanted, strict=True):
+def assert_equal(made, expected):
+    assert len(made) == len(expected)
+    for one, other in zip(made, expected, strict=True):
         assert torch.equal(one.ids, other.ids)
         assert (one.captions, one.size, one.bad) == (other.captions, other.size, other.bad)
         assert all(map(torch.equal, one.images, other.images))
@@ -195,12 +195,12 @@ def test_a_lane_permutes_its_shards_by_seed_lane_epoch_and_pass(six):
     assert len(batches) == 6
     for number in range(2):
         seen = [list(dict.fromkeys(n // 7 for n in numbers_of(batch)[7 * number :][:7])) for batch in batches]
-        wanted = [
+        expected = [
             2 * int(shard) + number
             for turn in range(2)
             for shard in torch.randperm(3, generator=generator(5, "shards", number, 3, turn))
         ]
-        assert seen == [[shard] for shard in wanted]
+        assert seen == [[shard] for shard in expected]
 
 
 def test_what_a_step_holds_does_not_depend_on_the_folder(tmp_path):
@@ -277,13 +277,13 @@ def test_a_tar_file_cut_at_any_place_gives_what_is_whole_and_says_so(tmp_path):
     assert read(tmp_path / "cc-0000.tar") == (keys, [])
     for size in range(0, end + 1, 128):
         (tmp_path / "cut.tar").write_bytes(whole[:size])
-        found, lines = read(tmp_path / "cut.tar")
+        prefix, lines = read(tmp_path / "cut.tar")
         (line,) = lines
-        where = f"after {found[-1]}" if found else "from its start"
+        where = f"after {prefix[-1]}" if prefix else "from its start"
         assert line.startswith(f"cut.tar is cut short or damaged {where} ("), size
-        assert found == keys[: len(found)]
+        assert prefix == keys[: len(prefix)]
         texts = [whole.index(b"%06d.txt" % number) + 512 + len(f" number {number}\n") for number in range(3)]
-        assert len(found) == sum(size >= text for text in texts), size
+        assert len(prefix) == sum(size >= text for text in texts), size
 
 
 def test_a_damaged_header_amid_a_shard_is_no_silent_end(tmp_path):
@@ -291,8 +291,8 @@ def test_a_damaged_header_amid_a_shard_is_no_silent_end(tmp_path):
     raw = bytearray((tmp_path / "cc-0000.tar").read_bytes())
     raw[raw.index(b"000005.png")] = ord("X")
     (tmp_path / "cc-0000.tar").write_bytes(raw)
-    found, lines = read(tmp_path / "cc-0000.tar")
-    assert found == [f"{number:06d}" for number in range(5)]
+    keys, lines = read(tmp_path / "cc-0000.tar")
+    assert keys == [f"{number:06d}" for number in range(5)]
     assert lines == ["cc-0000.tar is cut short or damaged after 000004 (bad checksum): the rest of it is left out"]
 
 
@@ -302,8 +302,8 @@ def test_compressed_shards_are_read_and_a_cut_one_is_named(tmp_path):
     (tmp_path / "whole.tar.gz").write_bytes(packed)
     assert read(tmp_path / "whole.tar.gz") == read(tmp_path / "cc-0000.tar")
     (tmp_path / "cut.tar.gz").write_bytes(packed[: len(packed) // 2])
-    found, lines = read(tmp_path / "cut.tar.gz")
-    assert len(found) < 13
+    keys, lines = read(tmp_path / "cut.tar.gz")
+    assert len(keys) < 13
     assert len(lines) == 1
 
 
@@ -394,8 +394,8 @@ def test_members_are_counted_once_and_again_when_the_file_changes(tmp_path, monk
 def test_keys_may_have_dots(tmp_path):
     names = ("photo.v1.0001", "photo.v1.0002", "12.5_x")
     members = [
-        (f"{name}.{suffix}", picture(at) if suffix == "png" else name.encode())
-        for at, name in enumerate(names)
+        (f"{name}.{suffix}", picture(number) if suffix == "png" else name.encode())
+        for number, name in enumerate(names)
         for suffix in ("json", "png", "txt")
     ]
     compound = [("0003.png", picture(3)), ("0003.seg.png", picture(4)), ("0003.txt", b"plain")]
@@ -410,9 +410,9 @@ def test_keys_may_have_dots(tmp_path):
 def test_a_count_is_that_of_the_samples_that_are_read(tmp_path):
     damage_some(tmp_path)
     for path in sorted(tmp_path.glob("*.tar")):
-        found, _ = read(path)
-        if found:
-            assert open_shards(str(path), root=tmp_path).samples == len(found), path
+        keys, _ = read(path)
+        if keys:
+            assert open_shards(str(path), root=tmp_path).samples == len(keys), path
 
 
 def test_patterns_are_paths_folders_globs_and_lists(tmp_path, monkeypatch):
@@ -463,10 +463,10 @@ def test_a_relative_pattern_is_of_the_working_directory_or_of_the_data_folder(tm
             write_tar(tmp_path / place / name, members_of(number))
     (tmp_path / "empty").mkdir()
     pattern = "cc3m/{00000..00001}.tar"
-    for folder, found in (("empty", "data"), ("here", "here")):
+    for folder, source in (("empty", "data"), ("here", "here")):
         monkeypatch.chdir(tmp_path / folder)
         places = [Path(shard.place).resolve() for shard in open_shards(pattern).shards]
-        assert places == [tmp_path / found / name for name in names]
+        assert places == [tmp_path / source / name for name in names]
     stream = load_pairs(f"shards:{pattern}", progress=False)
     (batch,) = stream.batches(2, seed=0, epoch=0)
     assert sorted(numbers_of(batch)) == [0, 1]

@@ -52,10 +52,10 @@ def test_fashion_mnist_reads_debians_files(tmp_path, monkeypatch, write_fashion_
 
 
 @needs.fashion_mnist
-@pytest.mark.parametrize(("split", "each"), [("test", 1000), ("train", 6000)])
-def test_the_real_fashion_mnist_has_its_known_counts(split, each):
+@pytest.mark.parametrize(("split", "count"), [("test", 1000), ("train", 6000)])
+def test_the_real_fashion_mnist_has_its_known_counts(split, count):
     whole = load_data("fashion-mnist", split=split)
-    assert whole.labels.bincount().tolist() == [each] * 10
+    assert whole.labels.bincount().tolist() == [count] * 10
     assert whole.image_shape == (1, 28, 28)
 
 
@@ -127,8 +127,8 @@ def write_cifar(name, folder, monkeypatch):
         pixels, labels, sums = [], [], []
         for file, _ in entries:
             pixels.append(generator.integers(0, 256, size=(3, 3072), dtype=np.uint8))
-            labels += (own := generator.integers(0, classes, size=3).tolist())
-            sums.append([file, write(file, {"data": pixels[-1], label_key.decode(): own})])
+            labels += (batch_labels := generator.integers(0, classes, size=3).tolist())
+            sums.append([file, write(file, {"data": pixels[-1], label_key.decode(): batch_labels})])
         monkeypatch.setattr(dataset, f"{split}_list", sums)
         splits[split] = np.concatenate(pixels).reshape(-1, 3, 32, 32), labels
     names = [f"class_{k}" for k in range(classes)]

@@ -19,9 +19,9 @@ from antiphase.errors import UserError
 def picture(seed, form="webp"):
     """Return the bytes of a noise image of 13×11 pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, size=(11, 13, 3), dtype=np.uint8)
-    held = io.BytesIO()
-    Image.fromarray(pixels).save(held, format=form, **({"lossless": True} if form == "webp" else {}))
-    return held.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format=form, **({"lossless": True} if form == "webp" else {}))
+    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -242,16 +242,16 @@ def test_a_folder_whose_name_ends_like_a_tar_file_is_a_folder(tmp_path, write_im
 
 
 def test_a_name_of_the_hub_is_fetched_where_there_is_no_such_folder(classified, tmp_path, monkeypatch):
-    asked = []
+    calls = []
 
     def fetched(name, repo_type):
-        asked.append((name, repo_type))
+        calls.append((name, repo_type))
         return str(classified)
 
     monkeypatch.setattr("antiphase.data.hub.snapshot_download", fetched)
     monkeypatch.chdir(tmp_path)
     made = load_data("wds:clip-benchmark/wds_things", image_size=7)
-    assert asked == [("clip-benchmark/wds_things", "dataset")]
+    assert calls == [("clip-benchmark/wds_things", "dataset")]
     assert made.labels.tolist() == list(LABELS)
     assert made.name == "wds:clip-benchmark/wds_things"
 

@@ -82,10 +82,10 @@ def test_processes_share_the_parts(model, store, seen):
     other = replace(store, folder=store.folder / "shared")
 
     def run(process):
-        return [replace(own, process=process).image_features(model, pairs) for own in (store, other)]
+        return [replace(template, process=process).image_features(model, pairs) for template in (store, other)]
 
-    both = in_threads(2, run)
-    assert all(torch.equal(features, whole) for each in both for features in each)
+    results = in_threads(2, run)
+    assert all(torch.equal(features, whole) for pair in results for features in pair)
     assert sum(seen) == 4 + 11
 
 
@@ -102,15 +102,15 @@ def test_other_models_data_and_precisions_are_other_features(model, store):
 
 def test_texts_and_class_vectors_are_stored_too(model, store, monkeypatch):
     texts = [f"a {word} mug" for word in ("red", "green", "blue", "round", "old")]
-    found = store.text_vectors(model, texts, "captions")
+    vectors = store.text_vectors(model, texts, "captions")
     with torch.no_grad():
-        torch.testing.assert_close(found, F.normalize(model.encode_text(texts), dim=-1))
+        torch.testing.assert_close(vectors, F.normalize(model.encode_text(texts), dim=-1))
     prompts = [["a mug", "the mug"], ["a lamp", "the lamp"], ["a dog"], ["a cat", "cat"], ["tree"]]
     classes = store.class_vectors(model, prompts, "prompts")
     torch.testing.assert_close(classes, zero_shot_classifier(model, list("abcde"), prompts=prompts).weights)
     monkeypatch.setattr(model, "encode_text", lambda texts: pytest.fail("encoded again"))
     assert torch.equal(store.class_vectors(model, prompts, "prompts"), classes)
-    assert torch.equal(store.text_vectors(model, texts, "captions"), found)
+    assert torch.equal(store.text_vectors(model, texts, "captions"), vectors)
 
 
 def test_features_that_are_not_finite_stop_the_run(model, store):

@@ -31,8 +31,8 @@ def features(seed, dtype=torch.float64, dim=23, spread=1.0, offset=0.0):
     draw = torch.Generator().manual_seed(seed)
     centres = torch.randn(5, dim, generator=draw, dtype=torch.float64)
     return tuple(
-        (offset + centres[of] + spread * torch.randn(len(of), dim, generator=draw, dtype=torch.float64)).to(dtype)
-        for of in (TRAIN, TEST)
+        (offset + centres[y] + spread * torch.randn(len(y), dim, generator=draw, dtype=torch.float64)).to(dtype)
+        for y in (TRAIN, TEST)
     )
 
 
@@ -45,9 +45,9 @@ def expected(train, test, episodes):
 def test_every_episode_equals_the_slow_loop(dtype, offset):
     train, test = features(0, dtype, spread=2.0, offset=offset)
     episodes = draw_episodes(TRAIN, TEST, **SIZES)
-    found = few_shot_accuracies(train, test, episodes)
-    assert found.tolist() == expected(train, test, episodes)
-    assert 1 / 3 < found.mean() < 1  # neither chance nor certainty, where all would agree
+    accuracies = few_shot_accuracies(train, test, episodes)
+    assert accuracies.tolist() == expected(train, test, episodes)
+    assert 1 / 3 < accuracies.mean() < 1  # neither chance nor certainty, where all would agree
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 5), st.integers(1, 13))
@@ -63,8 +63,8 @@ def test_neither_the_size_of_a_chunk_nor_the_episodes_beside_it_change_an_accura
     episodes = draw_episodes(TRAIN, TEST, **SIZES)
     whole = few_shot_accuracies(train, test, episodes)
     row = (3 * 5 + 3 * 7) * 23 * 8
-    for held in (1, 7 * row, 28 * row):  # one episode at a time; parts of 7, 7, 7, 7, 1; of 28 and 1
-        monkeypatch.setattr(fewshot, "_CPU_BYTES", held)
+    for budget in (1, 7 * row, 28 * row):  # one episode at a time; parts of 7, 7, 7, 7, 1; of 28 and 1
+        monkeypatch.setattr(fewshot, "_CPU_BYTES", budget)
         assert torch.equal(few_shot_accuracies(train, test, episodes), whole)
     alone = Episodes(episodes.classes[11:12], episodes.support[11:12], episodes.queries[11:12])
     assert few_shot_accuracies(train, test, alone).item() == whole[11]
@@ -115,7 +115,7 @@ def test_classes_far_apart_are_told_and_features_of_noise_are_not():
     episodes = draw_episodes(TRAIN, TEST, **SIZES | {"episodes": 2000})
     assert few_shot_accuracies(*features(5, spread=1e-3), episodes).min() == 1.0
     noise = torch.Generator().manual_seed(6)
-    mixed = [torch.randn(len(of), 23, generator=noise) for of in (TRAIN, TEST)]
+    mixed = [torch.randn(len(labels), 23, generator=noise) for labels in (TRAIN, TEST)]
     assert few_shot_accuracies(*mixed, episodes).mean() == pytest.approx(1 / 3, abs=0.05)
 
 
@@ -134,39 +134,39 @@ def test_an_episode_has_different_images_of_its_own_classes():
         episodes.classes.tolist(), episodes.support.tolist(), episodes.queries.tolist(), strict=True
     ):
         assert len(set(classes)) == 3
-        for label, shown, asked in zip(classes, support, queries, strict=True):
-            assert len(set(shown)) == 5
-            assert (TRAIN[shown] == label).all()
+        for label, class_support, class_queries in zip(classes, support, queries, strict=True):
+            assert len(set(class_support)) == 5
+            assert (TRAIN[class_support] == label).all()
             have = int((label == TEST).sum())
-            named = [at for at in asked if at >= 0]
-            assert len(set(named)) == len(named) == min(have, 7)
-            assert asked[len(named) :] == [-1] * (7 - len(named))
-            assert (TEST[named] == label).all()
+            images = [image for image in class_queries if image >= 0]
+            assert len(set(images)) == len(images) == min(have, 7)
+            assert class_queries[len(images) :] == [-1] * (7 - len(images))
+            assert (TEST[images] == label).all()
 
 
 def test_classes_and_images_are_drawn_uniformly_and_in_every_order():
     episodes = draw_episodes(TRAIN, TEST, episodes=30_000, ways=3, shots=2, queries=1, seed=3)
-    ordered = {each: 0 for each in permutations(range(5), 3)}
+    ordered = {order: 0 for order in permutations(range(5), 3)}
     for row in episodes.classes.tolist():
         ordered[tuple(row)] += 1
     assert stats.chisquare(list(ordered.values())).pvalue > 1e-3
     for label in range(5):
-        own = episodes.classes == label
-        shown = episodes.support[own]
-        pairs = {each: 0 for each in permutations((label == TRAIN).nonzero().flatten().tolist(), 2)}
+        mask = episodes.classes == label
+        shown = episodes.support[mask]
+        pairs = {pair: 0 for pair in permutations((label == TRAIN).nonzero().flatten().tolist(), 2)}
         for pair in shown.tolist():
             pairs[tuple(pair)] += 1
         assert stats.chisquare(list(pairs.values())).pvalue > 1e-3
-        asked = episodes.queries[own].flatten().bincount(minlength=len(TEST))[label == TEST]
-        if len(asked) > 1:
-            assert stats.chisquare(asked.numpy()).pvalue > 1e-3
+        counts = episodes.queries[mask].flatten().bincount(minlength=len(TEST))[label == TEST]
+        if len(counts) > 1:
+            assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
 
 def test_support_and_queries_are_drawn_apart():
     episodes = draw_episodes(labels_of(5, 5), labels_of(5, 5), episodes=20_000, ways=2, shots=1, queries=1)
     place = (labels_of(5, 5) == 0).cumsum(0) - 1  # of each image among those of class 0
-    shown, asked = (place[rows.flatten(1)[episodes.classes == 0]] for rows in (episodes.support, episodes.queries))
-    table = np.histogram2d(shown.numpy(), asked.numpy(), bins=5)[0]
+    support, queries = (place[rows.flatten(1)[episodes.classes == 0]] for rows in (episodes.support, episodes.queries))
+    table = np.histogram2d(support.numpy(), queries.numpy(), bins=5)[0]
     assert stats.chi2_contingency(table).pvalue > 1e-3
 
 

@@ -40,17 +40,17 @@ def named(task, rows, groups=None):
 def test_zero_shot_of_known_rows():
     labels = np.array([0, 0, 0, 1, 2, 3, 4, 5])
     hits = np.array([1, 1, 0, 1, 0, 0, 0, 0], bool)
-    found = named("zero-shot", classified(labels, hits))
-    assert interval(found["80", "top-1"]) == proportion(3, 8)
-    assert interval(found["80", "top-5"]) == proportion(8, 8)
-    assert estimate(found["80", "per class"]).value == pytest.approx((2 / 3 + 1) / 6)
+    metrics = named("zero-shot", classified(labels, hits))
+    assert interval(metrics["80", "top-1"]) == proportion(3, 8)
+    assert interval(metrics["80", "top-5"]) == proportion(8, 8)
+    assert estimate(metrics["80", "per class"]).value == pytest.approx((2 / 3 + 1) / 6)
     assert ("80", "top-5") not in named("zero-shot", classified(labels % 5, hits))  # of five classes it says nothing
 
 
 def test_levels_of_chance_and_of_a_constant_answer():
     labels = np.array([0, 0, 0, 1, 2, 3, 4, 5])
-    found = named("zero-shot", pl.concat(classified(labels, labels < 1, seed) for seed in (0, 1)))
-    levels = {name: (metric.chance, metric.constant) for (_, name), metric in found.items()}
+    metrics = named("zero-shot", pl.concat(classified(labels, labels < 1, seed) for seed in (0, 1)))
+    levels = {name: (metric.chance, metric.constant) for (_, name), metric in metrics.items()}
     sixth = pytest.approx((1 / 6, 1 / 6))
     assert levels == {
         "top-1": pytest.approx((1 / 6, 3 / 8)),
@@ -73,8 +73,8 @@ def test_retrieval_counts_ranks_below_k_each_way():
         classified([-1] * 4, [True] * 4, setting=setting).with_columns(rank=pl.Series(ranked))
         for setting, ranked in (("image", [0, 1, 5, 9]), ("text", [4, 5, 10, 10]))
     )
-    found = {key: estimate(metric).value for key, metric in named("retrieval", rows).items()}
-    assert found == {
+    estimates = {key: estimate(metric).value for key, metric in named("retrieval", rows).items()}
+    assert estimates == {
         ("image", "R@1"): 0.25,
         ("image", "R@5"): 0.5,
         ("image", "R@10"): 1.0,
@@ -87,23 +87,23 @@ def test_retrieval_counts_ranks_below_k_each_way():
 def test_the_interval_of_the_mean_over_classes_holds_the_truth():
     random = np.random.default_rng(0)
     right = np.array([0.2, 0.7, 0.5])
-    held = 0
+    coverage = 0
     for _ in range(300):
         labels = random.choice(3, 120, p=[0.6, 0.25, 0.15])
-        found = mean_over_groups((random.random(120) < right[labels]).astype(float), labels)
-        held += found.low <= right.mean() <= found.high
-    assert 0.91 <= held / 300 <= 0.98
+        mean = mean_over_groups((random.random(120) < right[labels]).astype(float), labels)
+        coverage += mean.low <= right.mean() <= mean.high
+    assert 0.91 <= coverage / 300 <= 0.98
 
 
 def test_the_mean_over_groups_of_one_size_is_the_mean():
     random = np.random.default_rng(1)
     values, groups = random.random(35), np.arange(35) % 7
-    found = mean_over_groups(values, groups)
-    assert found.value == pytest.approx(values.mean())
+    mean = mean_over_groups(values, groups)
+    assert mean.value == pytest.approx(values.mean())
     within = [values[groups == g].var(ddof=1) / 5 for g in range(7)]
     degrees = 4 * np.sum(within) ** 2 / np.sum(np.square(within))
     half = stats.t.ppf(0.975, degrees) * np.sqrt(np.sum(within)) / 7
-    assert found.high - found.value == pytest.approx(half)
+    assert mean.high - mean.value == pytest.approx(half)
     alone = mean_over_groups(np.array([1.0, 0.0]), np.array([3, 8]))
     assert (alone.value, alone.low, alone.high) == (0.5, -np.inf, np.inf)
     with pytest.raises(ValueError, match="no samples"):
@@ -124,12 +124,12 @@ def test_spread_over_seeds_is_told_apart_from_that_over_images_and_episodes():
     assert spread.unit_sd is None
 
     episodes = [random.random(31) for _ in range(3)]
-    rows = pl.concat(episode_rows(torch.tensor(own), "5-way 5-shot", seed) for seed, own in enumerate(episodes))
+    rows = pl.concat(episode_rows(torch.tensor(values), "5-way 5-shot", seed) for seed, values in enumerate(episodes))
     spread = estimate(named("few-shot", rows)["5-way 5-shot", "accuracy"])
     assert spread.n == 93
     assert spread.value == pytest.approx(np.mean(episodes))
     assert spread.unit_sd == pytest.approx(np.concatenate(episodes).std(ddof=1))
-    assert spread.seed_sd == pytest.approx(np.std([own.mean() for own in episodes], ddof=1))
+    assert spread.seed_sd == pytest.approx(np.std([values.mean() for values in episodes], ddof=1))
     assert spread.seeds == 3
 
 
@@ -180,16 +180,16 @@ def test_mmvp_means_are_over_patterns_and_mcnemar_over_pairs():
 def test_captions_of_an_image_are_one_draw_together():
     """Two equally good models; the captions of an image share its luck."""
     random = np.random.default_rng(6)
-    held = 0
+    coverage = 0
     for _ in range(150):
         luck = random.normal(size=(2, 100, 1)) + 0.3 * random.normal(size=(2, 100, 5))
         rows = [classified(np.repeat(np.arange(100), 5), hits.ravel() > 0.5, setting="image") for hits in luck]
-        first, second = (named("retrieval", its)["image", "R@1"] for its in rows)
+        first, second = (named("retrieval", frame)["image", "R@1"] for frame in rows)
         assert first.clustered
         apart, p = difference(first, second)
-        held += apart.low <= 0 <= apart.high
+        coverage += apart.low <= 0 <= apart.high
         assert p is None
-    assert 0.9 <= held / 150 <= 0.99
+    assert 0.9 <= coverage / 150 <= 0.99
     spread = estimate(first)  # pyright: ignore[reportPossiblyUnboundVariable]
     share = luck[0] > 0.5  # pyright: ignore[reportPossiblyUnboundVariable]
     assert spread.value == pytest.approx(share.mean())
@@ -208,9 +208,9 @@ def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be(
     labels = np.repeat(np.arange(3), 10)
     for hits in (np.ones(30, bool), np.zeros(30, bool), labels == 0):
         first = named("zero-shot", classified(labels, hits))["80", "per class"]
-        found = estimate(first)
-        assert 0 <= found.low <= found.value <= found.high <= 1
-        assert found.high - found.low > 0.05
+        mean = estimate(first)
+        assert 0 <= mean.low <= mean.value <= mean.high <= 1
+        assert mean.high - mean.low > 0.05
         apart, _ = difference(first, first)
         assert -1 <= apart.low < 0 < apart.high <= 1
 
@@ -218,24 +218,24 @@ def test_no_interval_over_classes_is_without_width_or_beyond_what_a_rate_can_be(
 @pytest.mark.parametrize("clustered", [False, True])
 def test_equal_values_do_not_imply_a_rate_without_doubt(clustered):
     values = pl.DataFrame(
-        [(seed, 10 * group + at, group, float(seed)) for seed in (0, 1) for group in range(5) for at in range(3)],
+        [(seed, 10 * group + item, group, float(seed)) for seed in (0, 1) for group in range(5) for item in range(3)],
         ("seed", "unit", "group", "value"),
         orient="row",
     )
-    found = estimate(Metric("", "recall", values, clustered=clustered))
+    recall = estimate(Metric("", "recall", values, clustered=clustered))
     draws = 5 if clustered else 15
     half = stats.t.ppf(0.975, draws - 1) * np.sqrt((draws + 1) / (draws + 2) ** 2 / draws)
-    assert (found.value, found.low, found.high, found.n) == pytest.approx((0.5, 0.5 - half, 0.5 + half, 15))
+    assert (recall.value, recall.low, recall.high, recall.n) == pytest.approx((0.5, 0.5 - half, 0.5 + half, 15))
 
 
 def test_a_precision_of_one_yes_has_no_interval():
     rows = [
-        ("random", 0, 6 * image + at, image, *((YES, 0, 0.9) if (image, at) == (3, 0) else (NO, at % 2, 0.1)))
+        ("random", 0, 6 * image + item, image, *((YES, 0, 0.9) if (image, item) == (3, 0) else (NO, item % 2, 0.1)))
         for image in range(20)
-        for at in range(6)
+        for item in range(6)
     ]
     names = ("setting", "seed", "unit", "group", "prediction", "rank", "score")
-    found = named("pope", pl.DataFrame(rows, names, orient="row").with_columns(cost=None).cast(ROW_SCHEMA))
-    precision = estimate(found["random", "precision"])
+    metrics = named("pope", pl.DataFrame(rows, names, orient="row").with_columns(cost=None).cast(ROW_SCHEMA))
+    precision = estimate(metrics["random", "precision"])
     assert (precision.value, precision.low, precision.high) == (1.0, -np.inf, np.inf)
-    assert np.isfinite(estimate(found["random", "recall"]).high)
+    assert np.isfinite(estimate(metrics["random", "recall"]).high)

@@ -34,11 +34,11 @@ def write_mmvp(folder, pairs_each=15, patterns=PATTERNS):
 def test_a_pair_counts_where_both_statements_find_their_image():
     draw = torch.Generator().manual_seed(0)
     images, texts = (F.normalize(torch.randn(53, 2, 5, generator=draw), dim=-1) for _ in range(2))
-    found = right_pairs(images, texts)
-    for two, said, right in zip(images, texts, found, strict=True):
-        choices = [0 if float(two[0] @ text) > float(two[1] @ text) else 1 for text in said]
+    verdicts = right_pairs(images, texts)
+    for two, statements, right in zip(images, texts, verdicts, strict=True):
+        choices = [0 if float(two[0] @ text) > float(two[1] @ text) else 1 for text in statements]
         assert bool(right) == (choices == [0, 1])
-    assert 5 < int(found.sum()) < 25  # a quarter by chance
+    assert 5 < int(verdicts.sum()) < 25  # a quarter by chance
     assert not right_pairs(torch.ones(3, 2, 5), torch.ones(3, 2, 5)).any()  # undecided is wrong
 
 
@@ -54,24 +54,24 @@ def test_right_pairs_rejects_embeddings_that_are_not_finite(changed):
 def test_the_papers_figures_are_those_of_seven_patterns_of_nine(tmp_path):
     pairs = load_mmvp(write_mmvp(tmp_path / "set"))
     assert (len(pairs), pairs.pattern_names) == (135, PATTERNS)
-    seven = [at for at, pattern in enumerate(pairs.patterns) if PATTERNS[pattern] in PAPER_PATTERNS]
-    rows, given = [], {}
+    seven = [index for index, pattern in enumerate(pairs.patterns) if PATTERNS[pattern] in PAPER_PATTERNS]
+    rows, hits = [], {}
     for name, count, others in (("clip", 23, 4), ("diffclip", 29, 9)):
         random = np.random.default_rng(count)
         right = np.zeros(135, bool)
         right[random.choice(seven, count, replace=False)] = True
         right[random.choice(sorted(set(range(135)) - set(seven)), others, replace=False)] = True
-        given[name] = right
+        hits[name] = right
         about = {"model": name, "attention": "softmax", "task": "mmvp", "data": "mmvp"}
-        own = answer_rows(torch.from_numpy(right), pairs.patterns)
-        rows.append(own.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
+        answers = answer_rows(torch.from_numpy(right), pairs.patterns)
+        rows.append(answers.select(*(pl.lit(value).alias(key) for key, value in about.items()), pl.all()))
     summary = summarise_tasks(pl.concat(rows), {"diffclip": "clip"}, {"mmvp": pairs.pattern_names})
-    found = {(r["model"], r["metric"]): r for r in summary["results"]}
-    assert round(100 * found["clip", "mean of 7"]["value"], 1) == 21.9
-    assert round(100 * found["diffclip", "mean of 7"]["value"], 1) == 27.6
-    assert found["clip", "mean of 9"]["value"] == pytest.approx(27 / 135)
-    assert found["clip", "Texts"]["n"] == 15
+    results = {(r["model"], r["metric"]): r for r in summary["results"]}
+    assert round(100 * results["clip", "mean of 7"]["value"], 1) == 21.9
+    assert round(100 * results["diffclip", "mean of 7"]["value"], 1) == 27.6
+    assert results["clip", "mean of 9"]["value"] == pytest.approx(27 / 135)
+    assert results["clip", "Texts"]["n"] == 15
     apart = {d["metric"]: d for d in summary["differences"]}
     assert apart["mean of 7"]["difference"] == pytest.approx(6 / 105)
-    assert apart["mean of 7"]["p"] == mcnemar_exact(given["diffclip"][seven], given["clip"][seven])
-    assert apart["mean of 9"]["p"] == mcnemar_exact(given["diffclip"], given["clip"])
+    assert apart["mean of 7"]["p"] == mcnemar_exact(hits["diffclip"][seven], hits["clip"][seven])
+    assert apart["mean of 9"]["p"] == mcnemar_exact(hits["diffclip"], hits["clip"])

@@ -73,15 +73,15 @@ def test_episodes_and_answers_have_scores():
 def test_the_numbers_of_a_training_log_are_those_of_the_model(monkeypatch):
     monkeypatch.setattr("antiphase.evaluation.retrieval._BATCH_SIZE", 3)
     model, pairs = clip(**TINY).eval(), tiny_pairs(7, side=16)
-    found = encoder_numbers(model, pairs, captions="first")
+    numbers = encoder_numbers(model, pairs, captions="first")
     with torch.no_grad():
         image = F.normalize(model.encode_image(pairs.array / 255), dim=-1)
         text = F.normalize(model.encode_text([several[0] for several in pairs.captions]), dim=-1)
-        said = zero_shot_classifier(model, pairs.class_names)(pairs.array / 255).argmax(1)
+        predictions = zero_shot_classifier(model, pairs.class_names)(pairs.array / 255).argmax(1)
     for k in (1, 5):
         top = (text @ image.T).topk(k, 1).indices
-        assert found[f"image R@{k}"] == pytest.approx(
+        assert numbers[f"image R@{k}"] == pytest.approx(
             float((top == torch.arange(7)[:, None]).any(1).double().mean()), abs=1e-4
         )
-    assert found["zero-shot"] == pytest.approx(float((said == pairs.labels).double().mean()), abs=1e-4)
-    assert {"text R@1", "text R@5", "text R@10", "zero-shot per class"} <= found.keys()
+    assert numbers["zero-shot"] == pytest.approx(float((predictions == pairs.labels).double().mean()), abs=1e-4)
+    assert {"text R@1", "text R@5", "text R@10", "zero-shot per class"} <= numbers.keys()

@@ -41,9 +41,9 @@ def loss_of(probe, features, labels, objective):
 
 def sklearn_fit(features, labels, cost):
     """Return scikit-learn's optimum of the squared objective."""
-    theirs = LogisticRegression(C=cost / len(labels), tol=1e-10, max_iter=20_000)
-    theirs.fit(features.double().numpy(), labels.numpy())
-    return Probe(torch.from_numpy(theirs.coef_), torch.from_numpy(theirs.intercept_), cost)
+    regression = LogisticRegression(C=cost / len(labels), tol=1e-10, max_iter=20_000)
+    regression.fit(features.double().numpy(), labels.numpy())
+    return Probe(torch.from_numpy(regression.coef_), torch.from_numpy(regression.intercept_), cost)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -51,12 +51,12 @@ def sklearn_fit(features, labels, cost):
 @pytest.mark.parametrize("cost", [1e-2, 1.0, 1e2, 1e4])
 def test_the_squared_objective_has_scikit_learn_s_optimum(n, dim, classes, cost, dtype):
     features, labels = samples(n, dim, classes, dtype=dtype, spread=2.0)
-    ours = fit_probe(features, labels, classes, cost, objective="squared")
-    theirs = sklearn_fit(features, labels, cost)
-    assert ours.weight.dtype == dtype
-    assert ours.weight.shape == (classes, dim)
-    best = loss_of(theirs, features, labels, "squared")
-    assert loss_of(ours, features, labels, "squared") == pytest.approx(best, abs=1e-4)
+    probe = fit_probe(features, labels, classes, cost, objective="squared")
+    optimum = sklearn_fit(features, labels, cost)
+    assert probe.weight.dtype == dtype
+    assert probe.weight.shape == (classes, dim)
+    best = loss_of(optimum, features, labels, "squared")
+    assert loss_of(probe, features, labels, "squared") == pytest.approx(best, abs=1e-4)
     assert best < math.log(classes)  # of zero weights
 
 
@@ -64,12 +64,12 @@ def test_the_squared_objective_has_scikit_learn_s_optimum(n, dim, classes, cost,
 def test_the_norm_s_optimum_is_that_of_a_square_at_another_cost(cost):
     # W/(2C‖W‖) = W/C' where C' = 2C‖W‖
     features, labels = samples(197, 23, 5, spread=2.0)
-    ours = fit_probe(features, labels, 5, cost)
-    theirs = sklearn_fit(features, labels, 2 * cost * float(ours.weight.norm()))
-    best = loss_of(Probe(theirs.weight, theirs.bias, cost), features, labels, "norm")
-    assert loss_of(ours, features, labels, "norm") == pytest.approx(best, abs=1e-6)
-    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-2, atol=1e-2)
-    assert abs(float(ours.weight.norm()) - 1) > 0.1  # where both penalties would agree
+    probe = fit_probe(features, labels, 5, cost)
+    optimum = sklearn_fit(features, labels, 2 * cost * float(probe.weight.norm()))
+    best = loss_of(Probe(optimum.weight, optimum.bias, cost), features, labels, "norm")
+    assert loss_of(probe, features, labels, "norm") == pytest.approx(best, abs=1e-6)
+    torch.testing.assert_close(probe.weight, optimum.weight, rtol=1e-2, atol=1e-2)
+    assert abs(float(probe.weight.norm()) - 1) > 0.1  # where both penalties would agree
 
 
 @pytest.mark.parametrize("objective", ["norm", "squared"])
@@ -84,21 +84,21 @@ def test_gradients_against_finite_differences_and_in_closed_form(objective, cost
         return probe_loss(features, labels, weight, bias, cost, objective)
 
     assert torch.autograd.gradcheck(loss, (weight, bias))
-    found = torch.autograd.grad(loss(weight, bias), (weight, bias))
+    gradients = torch.autograd.grad(loss(weight, bias), (weight, bias))
     with torch.no_grad():
         pull = ((features @ weight.T + bias).softmax(1) - torch.eye(3)[labels].double()) / 13
         of_penalty = weight / (2 * weight.norm()) if objective == "norm" else weight
-        torch.testing.assert_close(found[0], pull.T @ features + of_penalty / cost)
-        torch.testing.assert_close(found[1], pull.sum(0))
+        torch.testing.assert_close(gradients[0], pull.T @ features + of_penalty / cost)
+        torch.testing.assert_close(gradients[1], pull.sum(0))
 
 
 def test_the_norm_pulls_nowhere_at_zero():
     features, labels = samples(13, 7, 3)
     weight = torch.zeros(3, 7, dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(3, dtype=torch.float64)
-    (found,) = torch.autograd.grad(probe_loss(features, labels, weight, bias, 1e-6), weight)
+    (gradient,) = torch.autograd.grad(probe_loss(features, labels, weight, bias, 1e-6), weight)
     pull = (torch.full((13, 3), 1 / 3) - torch.eye(3)[labels]).double() / 13
-    torch.testing.assert_close(found, pull.T @ features)
+    torch.testing.assert_close(gradient, pull.T @ features)
 
 
 def test_the_norm_leaves_no_weight_exactly_where_it_outweighs_the_cross_entropy():
@@ -212,24 +212,24 @@ def exponent(cost):
 
 @given(st.lists(st.integers(0, 4), min_size=85, max_size=85) | st.permutations(range(85)))
 def test_the_search_visits_what_the_transcription_visits(heights):
-    asked = []
+    costs = []
 
     def curve(e):
         return heights[int(7 * e) + 42] / 97
 
     def accuracy_at(cost):
-        asked.append(cost)
+        costs.append(cost)
         return curve(exponent(cost))
 
-    cost, found = search(accuracy_at)
+    optimum, accuracies = search(accuracy_at)
     best, visited = transcribed(curve)
-    assert exponent(cost) == best
-    assert list(dict.fromkeys(map(exponent, asked))) == visited
-    assert asked == list(found)
-    assert asked[:7] == list(COSTS)
-    assert len(asked) <= MOST_FITS - 1
-    assert all(found[each] == curve(exponent(each)) for each in asked)
-    assert all(each * (1 + 1e-6) >= 1e-6 and each <= 1e6 for each in asked)
+    assert exponent(optimum) == best
+    assert list(dict.fromkeys(map(exponent, costs))) == visited
+    assert costs == list(accuracies)
+    assert costs[:7] == list(COSTS)
+    assert len(costs) <= MOST_FITS - 1
+    assert all(accuracies[cost] == curve(exponent(cost)) for cost in costs)
+    assert all(cost * (1 + 1e-6) >= 1e-6 and cost <= 1e6 for cost in costs)
 
 
 @pytest.mark.parametrize("peak", range(-42, 43))
@@ -242,8 +242,8 @@ def test_the_search_climbs_a_single_peak(peak):
 @pytest.mark.parametrize("mean_per_class", [False, True])
 def test_probe_is_fitted_on_both_splits_at_the_cost_of_the_best_validation_accuracy(split, mean_per_class):
     features, labels = samples(127, 5, 3, spread=2.0)
-    held = torch.arange(127) >= 90 if split else hold_out(labels, 4)
-    train, validation = (features[~held], labels[~held]), (features[held], labels[held])
+    mask = torch.arange(127) >= 90 if split else hold_out(labels, 4)
+    train, validation = (features[~mask], labels[~mask]), (features[mask], labels[mask])
     options, calls = {"objective": "squared", "max_iter": 20}, []
 
     def accuracy_at(cost):
@@ -268,10 +268,10 @@ def test_probe_is_fitted_on_both_splits_at_the_cost_of_the_best_validation_accur
 @given(st.lists(st.integers(0, 6), min_size=40, max_size=90), st.integers(0, 1000))
 def test_a_fifth_of_each_class_is_held_out(labels, seed):
     labels = 3 * torch.tensor(labels) + 1
-    held = hold_out(labels, seed)
+    mask = hold_out(labels, seed)
     for label in labels.unique():
-        assert int(held[labels == label].sum()) == int(0.2 * int((labels == label).sum()))
-    assert torch.equal(held, hold_out(labels, seed))
+        assert int(mask[labels == label].sum()) == int(0.2 * int((labels == label).sum()))
+    assert torch.equal(mask, hold_out(labels, seed))
 
 
 def test_what_is_held_out_is_drawn_uniformly_by_the_seed_alone():

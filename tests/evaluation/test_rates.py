@@ -55,7 +55,7 @@ DIFF = [
 
 
 def test_three_rates_counted_by_hand():
-    found = {(r["model"], r["metric"]): r for r in rates(table(*VIT, *DIFF)).iter_rows(named=True)}
+    estimates = {(r["model"], r["metric"]): r for r in rates(table(*VIT, *DIFF)).iter_rows(named=True)}
     expected = {
         ("vit-0", "asr"): (2, 5),
         ("vit-0", "asr_correct"): (1, 4),
@@ -64,10 +64,10 @@ def test_three_rates_counted_by_hand():
         ("diffvit-0", "asr_correct"): (3, 3),
         ("diffvit-0", "robust_accuracy"): (0, 5),
     }
-    assert set(found) == set(expected)
+    assert set(estimates) == set(expected)
     for key, (hits, n) in expected.items():
         wilson = proportion(hits, n)
-        assert [found[key][c] for c in ("value", "low", "high", "n")] == [hits / n, wilson.low, wilson.high, n]
+        assert [estimates[key][c] for c in ("value", "low", "high", "n")] == [hits / n, wilson.low, wilson.high, n]
 
 
 def test_robust_and_flipped_parts_make_up_the_clean_accuracy():

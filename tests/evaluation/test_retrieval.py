@@ -23,12 +23,12 @@ def test_ranks_count_the_strangers_before_the_best_of_ones_own(seed):
     queries, candidates = torch.randn(5, 3, generator=draw), torch.randn(13, 3, generator=draw)
     owners = torch.cat([torch.arange(5), torch.randint(0, 5, (8,), generator=draw)])
     owners = owners[torch.randperm(13, generator=draw)]
-    wanted = torch.randperm(5, generator=draw)
-    found = ranks(queries, candidates, owners, wanted)
-    for query, want, rank in zip(queries, wanted, found, strict=True):
-        order = sorted(range(13), key=lambda at: -float(query @ candidates[at]))
-        first = next(place for place, at in enumerate(order) if owners[at] == want)
-        strangers = sum(1 for at in order[:first] if owners[at] != want)
+    targets = torch.randperm(5, generator=draw)
+    best_ranks = ranks(queries, candidates, owners, targets)
+    for query, target, rank in zip(queries, targets, best_ranks, strict=True):
+        order = sorted(range(13), key=lambda index: -float(query @ candidates[index]))
+        first = next(place for place, index in enumerate(order) if owners[index] == target)
+        strangers = sum(1 for index in order[:first] if owners[index] != target)
         assert int(rank) == strangers
 
 
@@ -67,12 +67,12 @@ def test_ones_own_candidates_that_tie_are_no_strangers():
 def test_many_queries_are_ranked_in_parts_alike(monkeypatch):
     draw = torch.Generator().manual_seed(0)
     queries, candidates = torch.randn(151, 3, generator=draw), torch.randn(31, 3, generator=draw)
-    owners, wanted = torch.arange(31), torch.arange(151) % 31
-    whole = ranks(queries, candidates, owners, wanted)
+    owners, targets = torch.arange(31), torch.arange(151) % 31
+    whole = ranks(queries, candidates, owners, targets)
     monkeypatch.setattr(retrieval, "_HELD", 7 * 31)
-    assert torch.equal(whole, ranks(queries, candidates, owners, wanted))
+    assert torch.equal(whole, ranks(queries, candidates, owners, targets))
     monkeypatch.setattr(retrieval, "_HELD", 1)  # more candidates than fit: a query at a time
-    assert torch.equal(whole, ranks(queries, candidates, owners, wanted))
+    assert torch.equal(whole, ranks(queries, candidates, owners, targets))
 
 
 def test_captions_of_several_images_are_told_with_what_is_out_of_reach():
@@ -93,9 +93,9 @@ def test_captions_of_several_images_are_told_with_what_is_out_of_reach():
     images = torch.stack([vectors[owners == image].sum(0) for image in range(7)])
     rows = retrieval_rows(F.normalize(images, dim=-1), vectors, owners, pairs.ids)
     share = rows.with_columns(pl.col("rank") == 0).group_by("setting").agg(pl.col("rank").mean())
-    found = dict(share.iter_rows())
-    assert found["image"] <= 8 / 11
-    assert found["text"] <= 4 / 7
+    recalls = dict(share.iter_rows())
+    assert recalls["image"] <= 8 / 11
+    assert recalls["text"] <= 4 / 7
 
 
 def test_all_captions_or_the_first_of_each_image():
@@ -103,6 +103,6 @@ def test_all_captions_or_the_first_of_each_image():
     first, one = chosen_captions(pairs, "first")
     every, owners = chosen_captions(pairs, "all")
     assert one.tolist() == list(range(7))
-    assert owners.tolist() == [at for at in range(7) for _ in range(2)]
+    assert owners.tolist() == [image for image in range(7) for _ in range(2)]
     assert every[::2] == first
     assert every[1::2] == [several[1] for several in pairs.captions]

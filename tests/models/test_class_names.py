@@ -27,9 +27,9 @@ def card(class_names=None, num_classes=3, spec="toy", **more):
 
 def images(*class_names, name="folder:x"):
     """One image of each class, in order."""
-    at = torch.arange(len(class_names))
+    ids = torch.arange(len(class_names))
     return ArrayImages(
-        name=name, split="test", class_names=class_names, ids=at, labels=at, pixels=torch.zeros(len(at), 1, 2, 2)
+        name=name, split="test", class_names=class_names, ids=ids, labels=ids, pixels=torch.zeros(len(ids), 1, 2, 2)
     )
 
 
@@ -46,14 +46,14 @@ def specimen_folder(root, count=40):
 def test_a_folder_of_the_packages_images_has_the_accuracy_of_the_images_themselves(tmp_path, run_cli):
     data = specimen_folder(tmp_path / "images")
     model = load_model("specimen:vit-0")
-    own = (model(data.images(range(len(data)))).argmax(1) == data.labels).float().mean()
+    expected = (model(data.images(range(len(data)))).argmax(1) == data.labels).float().mean()
     command = ("audit", "specimen:vit-0", "--sense-limit", 0, "--eps", "1/255", "--steps", 1, "--quiet")
     code, out, err = run_cli(*command, "--data", f"folder:{tmp_path / 'images'}", "--out", tmp_path / "run")
     assert code == 0, err
     assert "warning" not in out
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["models"][0]["clean_accuracy"]
-    assert found == pytest.approx(float(own))
-    assert found > 0.8
+    accuracy = json.loads((tmp_path / "run" / "summary.json").read_text())["models"][0]["clean_accuracy"]
+    assert accuracy == pytest.approx(float(expected))
+    assert accuracy > 0.8
 
 
 @pytest.mark.parametrize(

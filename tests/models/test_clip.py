@@ -79,8 +79,8 @@ def test_seed_decides_the_weights_and_no_global_state_is_touched():
 def test_a_text_does_not_depend_on_its_neighbours_or_on_padding():
     model = diffclip(seed=0).double().eval()
     together = model.encode_text(TEXTS)
-    for at, text in enumerate(TEXTS):
-        torch.testing.assert_close(model.encode_text([text])[0], together[at], rtol=0, atol=1e-12)
+    for row, text in enumerate(TEXTS):
+        torch.testing.assert_close(model.encode_text([text])[0], together[row], rtol=0, atol=1e-12)
     whole = model.text(tokenize(TEXTS, 32)) @ model.text_projection
     torch.testing.assert_close(whole, together, rtol=0, atol=1e-12)
 

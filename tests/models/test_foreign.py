@@ -23,13 +23,13 @@ def images(*shape, seed=0):
 
 def test_timm_with_weights_of_a_file_has_the_files_classes_channels_and_size(tmp_path):
     torch.manual_seed(0)
-    own = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=64, in_chans=1).eval()
-    torch.save({"model": own.state_dict()}, tmp_path / "own.pt")
+    original = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=64, in_chans=1).eval()
+    torch.save({"model": original.state_dict()}, tmp_path / "own.pt")
     model = load_model(f"timm:vit_tiny_patch16_224@{tmp_path / 'own.pt'}")
     assert (model.card.image_shape, model.card.num_classes, model.card.seed) == ((1, 64, 64), 7, None)
     x = images(2, 1, 64, 64)
     with torch.no_grad():
-        assert_close(model(x), own((x - 0.5) / 0.5))
+        assert_close(model(x), original((x - 0.5) / 0.5))
     net = timm.create_model("resnet10t", num_classes=5)
     torch.save(net.state_dict(), tmp_path / "net.pt")
     assert load_model(f"timm:resnet10t@{tmp_path / 'net.pt'}").card.num_classes == 5
@@ -60,8 +60,8 @@ torchvision.models._api.register_model()(tiny_vit)
 
 
 def test_a_vision_transformer_of_torchvision_with_weights_of_a_file(tmp_path):
-    own = torchvision.models.get_model("tiny_vit", num_classes=4, image_size=32)
-    weights = {f"module.{name}": torch.randn(value.shape) * 0.1 for name, value in own.state_dict().items()}
+    original = torchvision.models.get_model("tiny_vit", num_classes=4, image_size=32)
+    weights = {f"module.{name}": torch.randn(value.shape) * 0.1 for name, value in original.state_dict().items()}
     torch.save(weights, tmp_path / "own.pt")
     vit = load_model(f"torchvision:tiny_vit@{tmp_path / 'own.pt'}")
     assert (vit.card.image_shape, vit.card.num_classes) == ((3, 32, 32), 4)
@@ -142,15 +142,15 @@ def test_weights_of_another_shape_or_beyond_the_model_are_named(tmp_path):
 
 
 def test_a_model_in_timms_layout_for_the_hub_is_a_classifier(tmp_path):
-    own = timm.create_model("resnet10t", num_classes=5).eval()
+    original = timm.create_model("resnet10t", num_classes=5).eval()
     about = {"architecture": "resnet10t", "num_classes": 5, "model_type": "timm_wrapper"}
     cfg = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 64, 64], "num_classes": 5}
     (tmp_path / "config.json").write_text(json.dumps(about | {"pretrained_cfg": cfg}))
-    save_file(own.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(original.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
     model, x = load_model(f"hf:{tmp_path}"), images(2, 3, 64, 64)
     mean, std = (torch.tensor(cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
-        assert_close(model(x), own((x - mean) / std))
+        assert_close(model(x), original((x - mean) / std))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(UserError, match="names no architectures"):
         load_model(f"hf:{tmp_path}")
@@ -180,7 +180,7 @@ def test_a_head_that_does_not_choose_one_class_is_refused(tmp_path, labels, aim)
 
 
 def test_a_classifier_of_transformers_normalises_as_its_processor(tmp_path):
-    own = save_vit(tmp_path / "vit", id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2})
+    vit = save_vit(tmp_path / "vit", id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2})
     model = load_model(f"hf:{tmp_path / 'vit'}")
     card = model.card
     assert (card.name, card.image_shape, card.num_classes) == ("vit", (3, 14, 14), 3)
@@ -189,8 +189,8 @@ def test_a_classifier_of_transformers_normalises_as_its_processor(tmp_path):
     processor = transformers.ViTImageProcessor.from_pretrained(tmp_path / "vit", do_resize=False, do_rescale=False)
     pixels = processor(list(x), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
     with torch.no_grad():
-        assert_close(model(x), own(pixel_values=pixels).logits)
-        assert_close(own.classifier(image_tower(model).features(x)), model(x))
+        assert_close(model(x), vit(pixel_values=pixels).logits)
+        assert_close(vit.classifier(image_tower(model).features(x)), model(x))
     assert [maps.positive.shape for maps in attention_maps(model, x).values()] == [(2, 3, 5, 5)] * 2
     again = load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2)
     assert fingerprint(again) == fingerprint(load_model(f"hf:{tmp_path / 'vit'}", random_weights=True, seed=2))
@@ -198,13 +198,13 @@ def test_a_classifier_of_transformers_normalises_as_its_processor(tmp_path):
 
 
 def test_without_a_processor_images_are_not_normalised_and_that_is_said(tmp_path):
-    own = save_vit(tmp_path, processor=False)
+    vit = save_vit(tmp_path, processor=False)
     with pytest.warns(UserWarning, match="no preprocessor_config.json: its images are not normalised"):
         model = load_model(f"hf:{tmp_path}")
     x = images(2, 3, 14, 14)
     assert model.card.class_names is None
     with torch.no_grad():
-        assert_close(model(x), own(pixel_values=x).logits)
+        assert_close(model(x), vit(pixel_values=x).logits)
 
 
 def test_a_model_without_labels_is_no_classifier(tmp_path):
@@ -247,14 +247,14 @@ def clip(tmp_path):
 
 
 def test_a_dual_encoder_of_transformers_gives_its_own_logits(clip):
-    folder, own, tokenizer = clip
+    folder, original, tokenizer = clip
     model = load_model(f"hf:{folder}")
     assert (model.card.image_shape, model.card.num_classes, model.square.size) == ((3, 14, 14), 0, 14)
     x, texts = images(2, 3, 14, 14), ["a photo of mug", "dog"]
     with torch.no_grad():
-        expected = own(**tokenizer(texts, padding=True, return_tensors="pt"), pixel_values=model.normalize(x))
-        found = zero_shot_classifier(model, ["mug", "dog"], prompts=[[text] for text in texts])(x)
-    assert_close(found, expected.logits_per_image)
+        expected = original(**tokenizer(texts, padding=True, return_tensors="pt"), pixel_values=model.normalize(x))
+        logits = zero_shot_classifier(model, ["mug", "dog"], prompts=[[text] for text in texts])(x)
+    assert_close(logits, expected.logits_per_image)
     assert_close(model.normalize.mean.flatten(), torch.tensor([0.48145466, 0.4578275, 0.40821073]))
     maps = attention_maps(model, x, call=model.encode_image)
     assert [one.positive.shape for one in maps.values()] == [(2, 3, 5, 5)] * 2

@@ -21,12 +21,12 @@ TEXTS = ["a mug on a table", "Two dogs, running!", "x" * 300]
 @pytest.fixture(scope="module")
 def model():
     """A CLIP whose every weight was drawn, biases and norms included."""
-    own = clip(seed=1, **SIZES).eval()
+    net = clip(seed=1, **SIZES).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in own.parameters():
+        for parameter in net.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return own
+    return net
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def pixels_of(model, picture):
 def test_open_clip_computes_the_same_logits_from_a_picture_and_words(model, picture, tmp_path):
     write_model(model, tmp_path / "out", layout="open_clip")
     name = f"local-dir:{tmp_path / 'out'}"
-    theirs, _, preprocess = open_clip.create_model_and_transforms(name)
+    peer, _, preprocess = open_clip.create_model_and_transforms(name)
     tokens = open_clip.get_tokenizer(name)(TEXTS)
     expected = logits(model, pixels_of(model, picture), TEXTS)
-    torch.testing.assert_close(logits(theirs.eval(), preprocess(picture)[None], tokens), expected)
+    torch.testing.assert_close(logits(peer.eval(), preprocess(picture)[None], tokens), expected)
     again = load_model(f"open_clip:{tmp_path / 'out'}")
     assert (again.card.name, again.card.image_shape, again.card.attention) == ("out", (3, 32, 32), "softmax")
     torch.testing.assert_close(logits(again, pixels_of(again, picture), TEXTS), expected)

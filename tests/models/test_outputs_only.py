@@ -46,9 +46,9 @@ def _differential(layer, **given):
 def _both_passes(model, x, keep=None):
     """Return logits and the gradients by the images and by every parameter."""
     x = x.clone().requires_grad_()
-    wanted = [x, *model.parameters()]
+    inputs = [x, *model.parameters()]
     logits = model(x, keep)
-    return [logits, *torch.autograd.grad(logits.square().sum(), wanted)]
+    return [logits, *torch.autograd.grad(logits.square().sum(), inputs)]
 
 
 class _Flops(TorchDispatchMode):

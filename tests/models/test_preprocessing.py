@@ -50,10 +50,10 @@ def pictures(tmp_path_factory):
     return made, folder
 
 
-def own_pixels(found, folder):
+def own_pixels(preprocessing, folder):
     """Return what a model gets of the files of a folder."""
-    images = load_data(f"folder:{folder}", image_size=found.square.size).resized(found.square)
-    return found.normalize()(images.images(range(len(images))))
+    images = load_data(f"folder:{folder}", image_size=preprocessing.square.size).resized(preprocessing.square)
+    return preprocessing.normalize()(images.images(range(len(images))))
 
 
 PROCESSORS = {
@@ -86,9 +86,9 @@ PROCESSORS = {
 def test_a_processor_of_transformers_gives_the_same_pixels(case, pictures):
     name, settings = PROCESSORS[case]
     processor = getattr(transformers, f"{name}ImageProcessorPil")(**settings)
-    found = of_processor(processor, 3, "hf:x")
-    theirs = torch.cat([processor(one, return_tensors="pt")["pixel_values"] for one in pictures[0]])
-    torch.testing.assert_close(own_pixels(found, pictures[1]), theirs.float(), atol=1e-4, rtol=1e-5)
+    preprocessing = of_processor(processor, 3, "hf:x")
+    expected = torch.cat([processor(one, return_tensors="pt")["pixel_values"] for one in pictures[0]])
+    torch.testing.assert_close(own_pixels(preprocessing, pictures[1]), expected.float(), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_processor_that_does_something_else_is_refused_in_one_line(name, setti
 )
 def test_a_data_configuration_of_timm_gives_the_same_pixels(settings, pictures):
     settings |= {"input_size": (3, 24, 24), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
-    own = create_transform(**settings, is_training=False)
-    theirs = torch.stack([own(one) for one in pictures[0]])
-    torch.testing.assert_close(own_pixels(of_timm(settings, "timm:x"), pictures[1]), theirs)
+    transform = create_transform(**settings, is_training=False)
+    expected = torch.stack([transform(one) for one in pictures[0]])
+    torch.testing.assert_close(own_pixels(of_timm(settings, "timm:x"), pictures[1]), expected)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_data_configuration_of_timm_that_cannot_be_reproduced_is_refused(chang
 @pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "IMAGENET1K_V2", "IMAGENET1K_SWAG_E2E_V1"])
 def test_a_preset_of_torchvision_gives_the_same_pixels(weights, pictures):
     preset = torchvision.models.RegNet_Y_16GF_Weights[weights].transforms()
-    found = of_torchvision(preset, "torchvision:x")
+    preprocessing = of_torchvision(preset, "torchvision:x")
     wide = pictures[0][:2]
-    theirs = torch.stack([preset(one) for one in wide])
-    ours = torch.stack([found.normalize()(found.square.apply(one).float() / 255) for one in wide])
-    torch.testing.assert_close(ours, theirs)
-    assert of_torchvision(preset, "torchvision:x", 2 * found.square.size).square == found.square.at(
-        2 * found.square.size
+    expected = torch.stack([preset(one) for one in wide])
+    ours = torch.stack([preprocessing.normalize()(preprocessing.square.apply(one).float() / 255) for one in wide])
+    torch.testing.assert_close(ours, expected)
+    assert of_torchvision(preset, "torchvision:x", 2 * preprocessing.square.size).square == preprocessing.square.at(
+        2 * preprocessing.square.size
     )
 
 
@@ -186,9 +186,9 @@ def test_a_configuration_of_open_clip_gives_the_same_pixels(mode, pictures):
 
     settings = {"size": 24, "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "interpolation": "bilinear"}
     settings |= {"resize_mode": mode}
-    own = image_transform_v2(PreprocessCfg(**settings), is_train=False)
-    theirs = torch.stack([own(one) for one in pictures[0]])
-    torch.testing.assert_close(own_pixels(of_open_clip(settings, "open_clip:x"), pictures[1]), theirs)
+    transform = image_transform_v2(PreprocessCfg(**settings), is_train=False)
+    expected = torch.stack([transform(one) for one in pictures[0]])
+    torch.testing.assert_close(own_pixels(of_open_clip(settings, "open_clip:x"), pictures[1]), expected)
     with pytest.raises(UserError, match="resize mode 'longest' is not supported"):
         of_open_clip(settings | {"resize_mode": "longest"}, "open_clip:x")
 
@@ -214,7 +214,7 @@ def save_vit(folder, **settings):
 
 
 def test_pictures_of_a_folder_reach_a_classifier_as_its_processor_makes_them(tmp_path, pictures):
-    own, processor = save_vit(tmp_path / "vit", **COLOUR)
+    vit, processor = save_vit(tmp_path / "vit", **COLOUR)
     options = {
         "model": [f"hf:{tmp_path / 'vit'}"],
         "data": f"folder:{pictures[1]}",
@@ -232,8 +232,8 @@ def test_pictures_of_a_folder_reach_a_classifier_as_its_processor_makes_them(tmp
     lineup = load_lineup(SimpleNamespace(**options))
     (model,), images = lineup.models, lineup.data
     with torch.no_grad():
-        theirs = torch.cat([own(**processor(one, return_tensors="pt")).logits for one in pictures[0]])
-        torch.testing.assert_close(model(images.images(range(len(images)))), theirs)
+        expected = torch.cat([vit(**processor(one, return_tensors="pt")).logits for one in pictures[0]])
+        torch.testing.assert_close(model(images.images(range(len(images)))), expected)
     assert images.square == Square(24, "bilinear", squash=True)
 
 
@@ -395,14 +395,14 @@ def test_every_family_of_transformers_is_the_same_or_refused(pictures):
             continue
         processor = getattr(transformers, name)()
         try:
-            found = of_processor(processor, 3, f"hf:{family}")
+            preprocessing = of_processor(processor, 3, f"hf:{family}")
         except UserError:
             refused.add(family)
             continue
         for one in pictures[0]:
-            theirs = processor(one, return_tensors="pt")["pixel_values"][0]
-            ours = found.normalize()(found.square.apply(one).float() / 255)
-            torch.testing.assert_close(ours, theirs.float(), atol=1e-4, rtol=1e-5)
+            expected = processor(one, return_tensors="pt")["pixel_values"][0]
+            ours = preprocessing.normalize()(preprocessing.square.apply(one).float() / 255)
+            torch.testing.assert_close(ours, expected.float(), atol=1e-4, rtol=1e-5)
     assert refused == {"donut-swin", "imagegpt", "perceiver", "pp_lcnet", "siglip2", "textnet"}
 
 
@@ -412,6 +412,6 @@ def test_the_table_of_the_notes_is_what_the_script_finds():
     script = runpy.run_path(str(ROOT / "benchmarks/preprocessing.py"))
     for library in ("transformers", "torchvision"):
         table = script[f"{library}_table"]()
-        same = sum(said == "same" for said in table.values())
+        same = sum(verdict == "same" for verdict in table.values())
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {library}, ")]
         assert line.endswith(f" | {same} | {len(table) - same} |")

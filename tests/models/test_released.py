@@ -37,7 +37,7 @@ def released(tmp_path):
         state = to_released(build(towers, seed=5))
         state = {name: weight + 0.01 * torch.randn_like(weight) for name, weight in state.items()}
         path = tmp_path / "checkpoint_best.pt"
-        held = {
+        checkpoint = {
             "epoch": 40,
             "state_dict": {f"module.{name}": weight for name, weight in state.items()},
             "optimizer": {"state": {}, "param_groups": [{"lr": 5e-4, "betas": (0.9, 0.98)}]},
@@ -45,7 +45,7 @@ def released(tmp_path):
             "best_acc1": 31.8,
             "args": argparse.Namespace(model="DiffCLIP_VITB16", lr=5e-4, output_dir="out"),
         }
-        torch.save(held | more, path)
+        torch.save(checkpoint | more, path)
         return path, state
 
     return write
@@ -80,12 +80,12 @@ def test_the_full_sizes_shapes_are_the_released_files():
 @pytest.mark.parametrize("towers", VARIANTS)
 def test_embeddings_are_the_formulas(released, towers):
     path, state = released(towers)
-    given = f"diffclip:{path}" + ("" if towers is None else "#lambda_init=0.6")
+    spec = f"diffclip:{path}" + ("" if towers is None else "#lambda_init=0.6")
     if towers is None:
-        model = load_model(given)
+        model = load_model(spec)
     else:
         with pytest.warns(UserWarning, match="λ_init = 0.6 cannot be checked"):
-            model = load_model(given)
+            model = load_model(spec)
     model, state = model.double(), {name: weight.double() for name, weight in state.items()}
     image = torch.rand(3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -95,8 +95,8 @@ def test_embeddings_are_the_formulas(released, towers):
     torch.testing.assert_close(model.encode_image(image[None])[0], expected, rtol=0, atol=1e-6)
     tokens = [99, 3, 17, 100, 0, 0]
     expected = slow.embed_text(state, tokens[:4], lambda_init=0.6)
-    found = model.encode_text(torch.tensor([tokens]))[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    embedding = model.encode_text(torch.tensor([tokens]))[0]
+    torch.testing.assert_close(embedding, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("towers", VARIANTS)

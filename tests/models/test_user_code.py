@@ -263,9 +263,9 @@ def test_a_module_in_memory_tells_its_class_names_as_one_of_a_file_does(tmp_path
             bright = x.mean((1, 2, 3))
             return torch.stack([bright, 1 - bright], 1)
 
-    found = ap.attack(Bright(), data=f"folder:{tmp_path}", image_size=8, attack="fgsm", eps=0.01, sense_limit=0)
-    assert found.summary["models"][0]["clean_accuracy"] == 1.0
-    assert not any("does not store the names" in warning for warning in found.warnings)
+    result = ap.attack(Bright(), data=f"folder:{tmp_path}", image_size=8, attack="fgsm", eps=0.01, sense_limit=0)
+    assert result.summary["models"][0]["clean_accuracy"] == 1.0
+    assert not any("does not store the names" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("square", ["32", "(32, 32)"])
@@ -290,5 +290,5 @@ def test_a_single_logit_has_the_names_of_two_classes():
 
     pixels = torch.tensor([0.1, 0.9])[:, None, None, None].expand(2, 1, 4, 4)
     data = ap.load_data(pixels, torch.tensor([0, 1]), class_names=["no", "yes"])
-    found = ap.attack(One(), data=data, attack="fgsm", eps=0.01)
-    assert found.summary["models"][0]["clean_accuracy"] == 1.0
+    result = ap.attack(One(), data=data, attack="fgsm", eps=0.01)
+    assert result.summary["models"][0]["clean_accuracy"] == 1.0

@@ -39,18 +39,18 @@ def _images(count, seed=0):
 
 
 def test_the_slot_is_filled_once_a_layer_with_what_the_factory_makes():
-    asked = []
+    layers = []
 
     class Nothing(nn.Module):
         def forward(self, x):
             return torch.zeros_like(x)
 
     def factory(layer):
-        asked.append(layer)
+        layers.append(layer)
         return Nothing()
 
     model = _build(factory)
-    assert asked == [0, 1, 2]
+    assert layers == [0, 1, 2]
     assert [type(block.attn) for block in model.blocks] == [Nothing] * 3
     assert model(_images(2)).shape == (2, 5)
 

@@ -36,18 +36,18 @@ def averaged():
     return model.state_dict()
 
 
-def read(path, own=NET):
+def read(path, module=NET):
     """Return what was read, checked by loading it strictly, and what was said."""
     model = net()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
-        state = read_state(str(path), own.state_dict())
+        state = read_state(str(path), module.state_dict())
     checkpoints.load_into(model, state, str(path))
-    return model.state_dict(), " ".join(str(each.message) for each in said)
+    return model.state_dict(), " ".join(str(record.message) for record in records)
 
 
-def same(found, expected):
-    return all(torch.equal(found[name], value) for name, value in expected.items())
+def same(state, expected):
+    return all(torch.equal(state[name], value) for name, value in expected.items())
 
 
 LOOP = {"state_dict": STATE}
@@ -69,17 +69,17 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("held", QUIET.values(), ids=QUIET)
-def test_weights_are_found_by_the_model_s_names(tmp_path, held):
-    torch.save(held, tmp_path / "a.pt")
-    found, said = read(tmp_path / "a.pt")
+@pytest.mark.parametrize("checkpoint", QUIET.values(), ids=QUIET)
+def test_weights_are_found_by_the_model_s_names(tmp_path, checkpoint):
+    torch.save(checkpoint, tmp_path / "a.pt")
+    state, message = read(tmp_path / "a.pt")
     expected = {name: value for name, value in STATE.items() if "num_batches" not in name}
-    assert same(found, expected)
-    assert not said
+    assert same(state, expected)
+    assert not message
 
 
 @pytest.mark.parametrize(
-    ("held", "ignored"),
+    ("checkpoint", "ignored"),
     [
         (averaged(), "n_averaged"),
         ({"state_dict": under("model.") | {"criterion.weight": torch.ones(3)}}, "state_dict.criterion.weight"),
@@ -93,15 +93,15 @@ def test_weights_are_found_by_the_model_s_names(tmp_path, held):
         ),
     ],
 )
-def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ignored):
-    torch.save(held, tmp_path / "a.pt")
-    found, said = read(tmp_path / "a.pt")
-    assert same(found, STATE)
-    assert said == f"{tmp_path / 'a.pt'}: ignored, not in the model: {ignored}"
+def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, checkpoint, ignored):
+    torch.save(checkpoint, tmp_path / "a.pt")
+    state, message = read(tmp_path / "a.pt")
+    assert same(state, STATE)
+    assert message == f"{tmp_path / 'a.pt'}: ignored, not in the model: {ignored}"
 
 
 @pytest.mark.parametrize(
-    ("held", "average", "rest"),
+    ("checkpoint", "average", "rest"),
     [
         ({"state_dict": OTHER, "state_dict_ema": STATE}, "state_dict_ema", "state_dict"),
         ({"model": OTHER, "model_ema": averaged()}, "model_ema.module", "model"),
@@ -111,11 +111,11 @@ def test_what_is_no_weight_of_the_model_is_ignored_and_named(tmp_path, held, ign
         ({"non_ema": OTHER, "ema": STATE}, "ema", "non_ema"),
     ],
 )
-def test_a_moving_average_goes_first_and_the_other_can_be_chosen(tmp_path, held, average, rest):
-    torch.save(held, tmp_path / "a.pt")
-    found, said = read(tmp_path / "a.pt")
-    assert same(found, STATE)
-    assert f"loaded the moving average {average}; for the other weights: {tmp_path / 'a.pt'}#{rest}" in said
+def test_a_moving_average_goes_first_and_the_other_can_be_chosen(tmp_path, checkpoint, average, rest):
+    torch.save(checkpoint, tmp_path / "a.pt")
+    state, message = read(tmp_path / "a.pt")
+    assert same(state, STATE)
+    assert f"loaded the moving average {average}; for the other weights: {tmp_path / 'a.pt'}#{rest}" in message
     assert same(read(f"{tmp_path / 'a.pt'}#{rest}")[0], OTHER)
     assert same(read(f"{tmp_path / 'a.pt'}#{average}")[0], STATE)
 

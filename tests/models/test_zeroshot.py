@@ -20,13 +20,13 @@ def test_logits_are_scaled_cosines_to_the_mean_of_unit_prompt_vectors(model):
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     classifier = zero_shot_classifier(model, NAMES, ["a photo of {}", "{}"])
     with torch.no_grad():
-        found = classifier(images)
+        logits = classifier(images)
         for row, image in enumerate(model.encode_image(images)):
             for column, name in enumerate(NAMES):
                 prompts = model.encode_text([f"a photo of {name}", name])
                 mean = (prompts[0] / prompts[0].norm() + prompts[1] / prompts[1].norm()) / 2
                 cosine = image @ mean / image.norm() / mean.norm()
-                assert float(found[row, column]) == pytest.approx(float(cosine / 0.07), abs=1e-4)
+                assert float(logits[row, column]) == pytest.approx(float(cosine / 0.07), abs=1e-4)
 
 
 def test_a_template_may_name_the_class_twice_and_hold_braces(model):

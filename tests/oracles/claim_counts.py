@@ -20,25 +20,25 @@ def verdicts():
     """The verdict of each tested statement as docs/findings.md prints it, and of our own questions."""
     page = (ROOT / "docs/findings.md").read_text().split("<!-- claims -->")[1].split("<!-- /claims -->")[0]
     line = re.compile(r"^\| (.+?) \((?:[^()]|\([^()]*\))*\) \| ([a-z ]+?)(?: \(([^|]*)\))? \| .* \|$", re.M)
-    own = page.index("### Our own questions")
+    own_start = page.index("### Our own questions")
     result = []
-    for found in line.finditer(page):
-        tested = found[2] != "not run" and "too few" not in (found[3] or "")
-        text = html.unescape(re.sub(r"\\(.)", r"\1", found[1]))  # Markdown's escapes
-        result.append((text, found[2] if tested else "not tested", found.start() > own))
+    for match in line.finditer(page):
+        tested = match[2] != "not run" and "too few" not in (match[3] or "")
+        text = html.unescape(re.sub(r"\\(.)", r"\1", match[1]))  # Markdown's escapes
+        result.append((text, match[2] if tested else "not tested", match.start() > own_start))
     return result
 
 
 def statements():
     """A regular expression for each statement, by `study/claim`; what a page fills in is left open."""
-    found = {}
+    patterns = {}
     for file in [*PAPERS.glob("*/studies.toml"), *PAPERS.parent.glob("own/studies.toml")]:
         for study, words in tomllib.loads(file.read_text()).items():
             for name, claim in words.get("claims", {}).items():
                 text = claim if isinstance(claim, str) else claim["statement"]
                 fixed = map(re.escape, re.split(r"\{\{.*?\}\}", text))
-                found[f"{study}/{name}"] = ".*".join(fixed)
-    return found
+                patterns[f"{study}/{name}"] = ".*".join(fixed)
+    return patterns
 
 
 def judged():

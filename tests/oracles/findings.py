@@ -45,7 +45,7 @@ class Difference:
 def as_claim(*differences, effects=()):
     """The differences that one claim needs, of which those contradict it that do by Holm's correction."""
     against, refused = set(), True
-    for rank, one in enumerate(sorted(differences, key=lambda each: each.opposed)):
+    for rank, one in enumerate(sorted(differences, key=lambda difference: difference.opposed)):
         refused = refused and one.opposed <= 0.025 / (len(differences) - rank)
         against |= {one.label} if refused else set()
     printed = effects or [None] * len(differences)
@@ -126,17 +126,17 @@ def over_depth(attacks, start):
     pairs = {depth: [f"{kind} depth {depth}{start}" for kind in ("DiffViT", "ViT")] for depth in DEPTHS}
     if any((name, 1.0) not in attacks.rows for pair in pairs.values() for name in pair):
         return []
-    own = 8 if start else None  # with one layer there are more
-    by_eps = {eps: {depth: attacks.gap(*pair, eps, own) for depth, pair in pairs.items()} for eps in EPS}
-    gaps = {depth: sum(some[depth] for some in by_eps.values()) / len(EPS) for depth in DEPTHS}
+    limit = 8 if start else None  # with one layer there are more
+    by_eps = {eps: {depth: attacks.gap(*pair, eps, limit) for depth, pair in pairs.items()} for eps in EPS}
+    gaps = {depth: sum(by_depth[depth] for by_depth in by_eps.values()) / len(EPS) for depth in DEPTHS}
     seeds = min(map(len, gaps.values()))  # the fit uses the seeds that every depth has
     x = np.log2(DEPTHS) - np.mean(np.log2(DEPTHS))
     fall = -(x / (x**2).sum()) * np.log2(max(DEPTHS))
     labels = {"depth makes the difference smaller, mean over ε": gaps}
-    labels |= {f"at {eps:g}/255": some for eps, some in by_eps.items()}
+    labels |= {f"at {eps:g}/255": by_depth for eps, by_depth in by_eps.items()}
     fits = {
-        label: sum(weight * some[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
-        for label, some in labels.items()
+        label: sum(weight * by_depth[depth][:seeds] for weight, depth in zip(fall, DEPTHS, strict=True))
+        for label, by_depth in labels.items()
     }
     return [*(interval(f"depth {d}", gap) for d, gap in gaps.items()), *map(interval, fits, fits.values())]
 
@@ -144,9 +144,9 @@ def over_depth(attacks, start):
 def fragile(attacks):
     differences = []
     for start in STARTS:
-        own = 8 if start else None  # from N(0, 0.02), studies have 8 training seeds
+        seeds = 8 if start else None  # from N(0, 0.02), studies have 8 training seeds
         for depth in (1, 4):
-            differences += attacks.over_eps(f"DiffViT depth {depth}{start}", f"ViT depth {depth}{start}", own)
+            differences += attacks.over_eps(f"DiffViT depth {depth}{start}", f"ViT depth {depth}{start}", seeds)
         differences += over_depth(attacks, start)
         differences += attacks.over_eps(f"larger DiffViT depth 1{start}", f"larger ViT depth 1{start}")
         for variant in ("DiffViT V2", "DINT ViT"):
@@ -165,15 +165,15 @@ BARE = ("DiffViT, λ frozen at 0, no norm or factor", "DiffViT, no norm or facto
 def why(attacks):
     """Parts of the difference in ASR of small and larger models, from both initial weights, where there are rows."""
     twins = (f"{LADDER[0]} depth 1", *LADDER[1:3], f"{LADDER[3]} depth 1")
-    found, shape = parts(attacks, twins, BARE)
+    differences, shape = parts(attacks, twins, BARE)
     for size, start in ((size, start) for size in ("", "larger ") for start in STARTS):
         ladder, bare = (tuple(f"{size}{name} depth 1{start}" for name in names) for names in (LADDER, BARE))
         if (size or start) and all((name, 1.0) in attacks.rows for name in (*ladder, *bare)):
-            found += parts(attacks, ladder, bare)[0]
-    found += [cosine(twin) for twin in (twins[-1], f"{LADDER[-1]}, N(0, 0.02)")]
+            differences += parts(attacks, ladder, bare)[0]
+    differences += [cosine(twin) for twin in (twins[-1], f"{LADDER[-1]}, N(0, 0.02)")]
     for start in STARTS:  # Diff Transformer V2: its subtraction alone
-        found += attacks.over_eps(f"DiffViT V2 depth 1{start}", f"V2, λ = 0 depth 1{start}")
-    return found, shape
+        differences += attacks.over_eps(f"DiffViT V2 depth 1{start}", f"V2, λ = 0 depth 1{start}")
+    return differences, shape
 
 
 def cosine(twin):
@@ -213,7 +213,7 @@ def parts(attacks, ladder, bare, strata=20):
     kappa = by_seed_and_image(ratio, "kappa", "sample")
     fab = read("attack-fab-t", "distance", "sample").filter(twin=ladder[-1])
     least = by_seed_and_image(fab, "distance", "sample") * 255
-    found, of_all = [], {}
+    differences, of_all = [], {}
     for eps in (0.5, 1.0, 2.0, 4.0):
         hits = {kind: attacks.success(kind, eps, seeds) for kind in ladder + bare}
         vit, norm, frozen, diffvit, *others = (equal_margins(kind, hits[kind]) for kind in hits)
@@ -226,10 +226,10 @@ def parts(attacks, ladder, bare, strata=20):
         of_eps |= {"then norm and factor": diffvit - others[1]}
         of_eps |= {"without subtraction": hits[ladder[2]] - hits[ladder[0]]}
         of_eps |= {"wider heads": hits[bare[0]] - hits[ladder[0]], "subtracted": hits[ladder[3]] - hits[ladder[2]]}
-        found += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
+        differences += [interval(f"{eps:g}/255 {part}", x) for part, x in of_eps.items()]
         of_all = {part: [*of_all.get(part, []), x] for part, x in of_eps.items()}
-    found += [interval(f"mean over ε {part}", sum(some) / len(some)) for part, some in of_all.items()]
-    return found, list(least.shape)
+    differences += [interval(f"mean over ε {part}", sum(values) / len(values)) for part, values in of_all.items()]
+    return differences, list(least.shape)
 
 
 def trained(attacks):

@@ -30,9 +30,9 @@ def _foolbox():
     foolbox = importlib.import_module("foolbox")
 
     def attack(model, images, labels, search_steps, steps):
-        asked = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+        foolbox_model = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
         search = foolbox.attacks.L2CarliniWagnerAttack(search_steps, steps, stepsize=0.01)
-        return search(asked, images, labels, epsilons=None)[0]
+        return search(foolbox_model, images, labels, epsilons=None)[0]
 
     return attack
 
@@ -68,9 +68,9 @@ def _ours(name, count, search_steps, steps, case):
 def _compare(peer, name, count, search_steps, steps, case="plain"):
     """Return our distances, the peer's, and our passes; a sample that stands is infinitely far."""
     model, images, label, ours = _ours(name, count, search_steps, steps, case)
-    theirs = peer(model, images, label, search_steps, steps).detach()
-    fallen = (model(theirs).argmax(1) != label) & Threat("l2", math.inf).allows(theirs, images)
-    distance = torch.where(fallen, (theirs - images).flatten(1).norm(dim=1), torch.inf)
+    adversarial = peer(model, images, label, search_steps, steps).detach()
+    fallen = (model(adversarial).argmax(1) != label) & Threat("l2", math.inf).allows(adversarial, images)
+    distance = torch.where(fallen, (adversarial - images).flatten(1).norm(dim=1), torch.inf)
     return torch.where(ours.success, ours.distance, torch.inf), distance, ours.backwards
 
 
@@ -86,8 +86,8 @@ def _compare(peer, name, count, search_steps, steps, case="plain"):
     ],
 )
 def test_norms_at_an_equal_budget(peer, name, case):
-    ours, theirs, passes = _compare(peer, name, count=16, search_steps=4, steps=40, case=case)
-    assert float(ours.median()) <= 1.02 * float(theirs.median())
+    norms, peer_norms, passes = _compare(peer, name, count=16, search_steps=4, steps=40, case=case)
+    assert float(norms.median()) <= 1.02 * float(peer_norms.median())
     assert (passes <= 160).all()
 
 
@@ -95,6 +95,6 @@ def test_norms_at_an_equal_budget(peer, name, case):
 @pytest.mark.parametrize("name", ["vit-0", "diffvit-0"])
 @pytest.mark.parametrize(("search_steps", "steps"), [(5, 100), (9, 300)])
 def test_norms_at_larger_budgets(peer, name, search_steps, steps):
-    ours, theirs, _ = _compare(peer, name, count=20, search_steps=search_steps, steps=steps)
-    assert float(ours.median()) <= 1.02 * float(theirs.median())
-    assert float(ours.mean()) <= 1.02 * float(theirs.mean())
+    norms, peer_norms, _ = _compare(peer, name, count=20, search_steps=search_steps, steps=steps)
+    assert float(norms.median()) <= 1.02 * float(peer_norms.median())
+    assert float(norms.mean()) <= 1.02 * float(peer_norms.mean())

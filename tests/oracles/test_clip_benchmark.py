@@ -29,9 +29,7 @@ class Given:
 def their_recalls(images, texts, owners, ks):
     """Return CLIP_benchmark's recalls; it wants the captions image by image."""
     captions = [texts[owners == image] for image in range(len(images))]
-    loader = [
-        (images[at : at + 7], [list(several) for several in captions[at : at + 7]]) for at in range(0, len(images), 7)
-    ]
+    loader = [(images[i : i + 7], [list(several) for several in captions[i : i + 7]]) for i in range(0, len(images), 7)]
     return theirs_retrieval.evaluate(Given, loader, torch.stack, "cpu", amp=False, recall_k_list=list(ks))
 
 
@@ -46,10 +44,10 @@ def test_recalls_are_theirs(captions):
     images = torch.randn(53, 11, generator=draw)
     owners = torch.arange(53).repeat_interleave(captions)
     texts = images[owners] + 1.5 * torch.randn(len(owners), 11, generator=draw)
-    ours, theirs = our_recalls(images, texts, owners), their_recalls(images, texts, owners, (1, 5, 10))
-    assert ours.keys() == theirs.keys()
-    assert ours == pytest.approx(theirs, abs=1e-6)
-    assert 0.1 < ours["image_retrieval_recall@1"] < 0.9
+    recalls, peer_recalls = our_recalls(images, texts, owners), their_recalls(images, texts, owners, (1, 5, 10))
+    assert recalls.keys() == peer_recalls.keys()
+    assert recalls == pytest.approx(peer_recalls, abs=1e-6)
+    assert 0.1 < recalls["image_retrieval_recall@1"] < 0.9
 
 
 def test_recalls_are_theirs_with_captions_of_unequal_number_and_equal_ones():
@@ -82,8 +80,8 @@ def test_of_strangers_that_tie_theirs_takes_any_and_ours_counts_all():
         order = torch.randperm(46, generator=draw)
         seen.append(their_recalls(images[order], texts[order], owners, (1, 5, 10)))
     for name in ("image_retrieval_recall@1", "image_retrieval_recall@5"):
-        found = [recalls[name] for recalls in seen]
-        assert ours[name] <= min(found) + 1e-6
+        values = [recalls[name] for recalls in seen]
+        assert ours[name] <= min(values) + 1e-6
     assert ours["image_retrieval_recall@1"] == 0.0 < min(recalls["image_retrieval_recall@1"] for recalls in seen)
     for recalls in seen:  # where no image ties, they agree: captions are all different
         assert recalls["text_retrieval_recall@1"] == pytest.approx(ours["text_retrieval_recall@1"], abs=1e-6)
@@ -97,24 +95,24 @@ def test_class_vectors_and_accuracies_are_theirs(monkeypatch):
         ["mug", "lamp", "dog", "red tree", "cat", "old dog", "flat mug"],
         ["a photo of {c}", "the {c}."],
     )
-    theirs = theirs_classification.zero_shot_classifier(
+    peer_weights = theirs_classification.zero_shot_classifier(
         model, lambda texts: _Texts(texts), names, templates, "cpu", amp=False
     )
-    ours = zero_shot_classifier(model, names, [t.replace("{c}", "{}") for t in templates]).weights
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    weights = zero_shot_classifier(model, names, [t.replace("{c}", "{}") for t in templates]).weights
+    torch.testing.assert_close(weights, peer_weights, atol=1e-6, rtol=0)
 
     draw = torch.Generator().manual_seed(4)
     labels = torch.randint(0, 7, (61,), generator=draw)
-    images = ours.T[labels] + 0.4 * torch.randn(61, ours.shape[0], generator=draw)
-    loader = [(images[at : at + 8], labels[at : at + 8]) for at in range(0, 61, 8)]
-    logits, target = theirs_classification.run_classification(Given, theirs, loader, "cpu", amp=False)
+    images = weights.T[labels] + 0.4 * torch.randn(61, weights.shape[0], generator=draw)
+    loader = [(images[i : i + 8], labels[i : i + 8]) for i in range(0, 61, 8)]
+    logits, target = theirs_classification.run_classification(Given, peer_weights, loader, "cpu", amp=False)
     first, fifth = theirs_classification.accuracy(logits, target, topk=(1, 5))
     recall = theirs_classification.balanced_accuracy_score(target, logits.argmax(1))
-    rows = zero_shot_rows(F.normalize(images, dim=-1), ours, labels, torch.arange(61))
-    found = {metric.name: estimate(metric).value for metric in task_metrics("zero-shot", rows)}
-    assert found["top-1"] == pytest.approx(first, abs=1e-6)
-    assert found["top-5"] == pytest.approx(fifth, abs=1e-6)
-    assert found["per class"] == pytest.approx(recall, abs=1e-6)
+    rows = zero_shot_rows(F.normalize(images, dim=-1), weights, labels, torch.arange(61))
+    estimates = {metric.name: estimate(metric).value for metric in task_metrics("zero-shot", rows)}
+    assert estimates["top-1"] == pytest.approx(first, abs=1e-6)
+    assert estimates["top-5"] == pytest.approx(fifth, abs=1e-6)
+    assert estimates["per class"] == pytest.approx(recall, abs=1e-6)
     assert 0.2 < first < 0.95
     hits = (logits.argmax(1) == target).double().numpy()
     assert mean_over_groups(hits, np.asarray(target)).value == pytest.approx(recall, abs=1e-6)

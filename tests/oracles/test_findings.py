@@ -57,10 +57,10 @@ def _rounds_to(printed, value, slack=0):
 def _printed(question):
     """Each difference with the last label before it."""
     text, end, label = _answer(question), 0, ""
-    for found in DIFFERENCE.finditer(text):
-        label = [label, *LABEL.findall(text[end : found.start()])][-1]
-        end = found.end()
-        yield label, *found.groups()
+    for match in DIFFERENCE.finditer(text):
+        label = [label, *LABEL.findall(text[end : match.start()])][-1]
+        end = match.end()
+        yield label, *match.groups()
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -97,7 +97,7 @@ def _fitting(question, *numbers):
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_readme_has_estimates_of_the_rows_and_no_other_number(question):
     text = _in_brief(question)
-    printed = [found.groups()[:3] for found in DIFFERENCE.finditer(text)]
+    printed = [match.groups()[:3] for match in DIFFERENCE.finditer(text)]
     assert printed
     for numbers in printed:
         assert _fitting(question, *numbers), numbers
@@ -109,7 +109,7 @@ def test_the_picture_of_the_answers_shows_estimates_of_the_rows():
     question, shown = "", []
     for word in words:
         question = word if word in QUESTIONS else question
-        shown += [(question, *found.groups()[:3]) for found in DIFFERENCE.finditer(word)]
+        shown += [(question, *match.groups()[:3]) for match in DIFFERENCE.finditer(word)]
     assert len(shown) == 11
     for question, *numbers in shown:
         assert _fitting(question, *numbers), (question, numbers)

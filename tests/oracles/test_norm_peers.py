@@ -19,13 +19,13 @@ def test_fmn_finds_the_norms_of_adv_lib(norm):
     model, images = toys.network(6).requires_grad_(False), toys.images(40)
     label = model(images).argmax(1)
     ours = fmn(model, images, None, Threat(norm, math.inf), steps=60)
-    theirs = adv_lib_attacks().fmn(model, images, label, NORMS[norm], steps=60)
+    adversarial = adv_lib_attacks().fmn(model, images, label, NORMS[norm], steps=60)
     assert ours.success.all()
-    distance = (theirs - images).flatten(1).norm(NORMS[norm], dim=1)
+    distance = (adversarial - images).flatten(1).norm(NORMS[norm], dim=1)
     torch.testing.assert_close(ours.distance.median(), distance.median(), rtol=0.005, atol=0)
-    found = model(theirs).argmax(1) != label  # on some processors adv-lib finds nothing for an image
-    assert found.sum() >= 38
-    assert (ours.distance < 1.03 * distance)[found].all()
+    broken = model(adversarial).argmax(1) != label  # on some processors adv-lib finds nothing for an image
+    assert broken.sum() >= 38
+    assert (ours.distance < 1.03 * distance)[broken].all()
 
 
 @needs.adv_lib
@@ -33,9 +33,9 @@ def test_sigma_zero_changes_as_few_values_as_adv_lib():
     model, images = toys.network(6).requires_grad_(False), toys.images(40)
     label = model(images).argmax(1)
     ours = sigma_zero(model, images, None, Threat("l0", math.inf))
-    theirs = adv_lib_attacks().sigma_zero(model, images, label, num_steps=100)
+    adversarial = adv_lib_attacks().sigma_zero(model, images, label, num_steps=100)
     assert ours.success.all()
-    distance = (theirs != images).flatten(1).sum(1).double()
+    distance = (adversarial != images).flatten(1).sum(1).double()
     assert ours.distance.double().mean() < 1.05 * distance.mean()
 
 
@@ -57,6 +57,6 @@ def test_l1_attacks_break_as_many_as_pyautoattack(name):
     peer.attacks_to_run, peer.apgd.n_restarts, peer.square.n_queries = [name], 2, 200
     peer.fab.n_iter, peer.fab.n_target_classes = 40, 5
     _, prediction = peer.run_standard_evaluation(images, label)
-    theirs = prediction != label
-    assert 10 < int(theirs.sum()) < 45
-    assert abs(int(ours.success.sum()) - int(theirs.sum())) <= 3
+    broken = prediction != label
+    assert 10 < int(broken.sum()) < 45
+    assert abs(int(ours.success.sum()) - int(broken.sum())) <= 3

@@ -21,7 +21,7 @@ def ours():
 
 def test_zero_shot_logits_are_open_clips(ours):
     templates = open_clip.SIMPLE_IMAGENET_TEMPLATES
-    theirs = open_clip.build_zero_shot_classifier(
+    weights = open_clip.build_zero_shot_classifier(
         ours.model, open_clip.get_tokenizer("tiny-vit"), NAMES, templates, num_classes_per_batch=None
     )
     images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -30,9 +30,9 @@ def test_zero_shot_logits_are_open_clips(ours):
     )
     with torch.no_grad():
         features = F.normalize(ours.model.encode_image((images - mean) / std), dim=-1)
-        expected = ours.model.logit_scale.exp() * features @ theirs
-        found = zero_shot_classifier(ours, NAMES, templates)(images)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+        expected = ours.model.logit_scale.exp() * features @ weights
+        logits = zero_shot_classifier(ours, NAMES, templates)(images)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_preprocessing_is_open_clips(ours):
@@ -40,8 +40,8 @@ def test_preprocessing_is_open_clips(ours):
     picture = Image.fromarray(pixels.numpy())
     _, _, preprocess = open_clip.create_model_and_transforms("tiny-vit", pretrained=None, force_image_size=32)
     expected = preprocess(picture)
-    found = ours.normalize(ours.square(pil_to_tensor(picture)).float()[None] / 255)[0]
-    torch.testing.assert_close(found, expected)
+    actual = ours.normalize(ours.square(pil_to_tensor(picture)).float()[None] / 255)[0]
+    torch.testing.assert_close(actual, expected)
 
 
 def test_random_weights_depend_on_the_seed_alone(ours):
@@ -54,15 +54,15 @@ def test_random_weights_depend_on_the_seed_alone(ours):
 
 @pytest.mark.parametrize("named", ["tiny-vit", "tiny-vit/own"])
 def test_weights_of_a_file_have_the_preprocessing_of_their_tag(ours, tmp_path, monkeypatch, named):
-    own = {"url": "", "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "quick_gelu": True}
-    others = {"own": own, "usual": {"url": ""}}
-    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", others)
+    config = {"url": "", "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "quick_gelu": True}
+    tags = {"own": config, "usual": {"url": ""}}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", tags)
     weights = {f"module.{name}": 1.01 * value for name, value in ours.model.state_dict().items()}
     torch.save({"epoch": 3, "state_dict": weights}, tmp_path / "own.pt")  # as open_clip trains
     model = load_model(f"open_clip:{named}@{tmp_path / 'own.pt'}")
     assert (model.card.name, model.card.seed, model.card.tag) == (named, None, "")
     assert torch.equal(model.model.visual.proj, 1.01 * ours.model.visual.proj)
-    mean = own["mean"] if "/" in named else open_clip.OPENAI_DATASET_MEAN
+    mean = config["mean"] if "/" in named else open_clip.OPENAI_DATASET_MEAN
     torch.testing.assert_close(model.normalize.mean.flatten(), torch.tensor(mean))
     doubts = " ".join(model.card.doubts)
     told = "a file of weights tells neither activation nor preprocessing; used are tiny-vit's own, "

@@ -67,11 +67,11 @@ def test_values_and_gradients_equal_timms(shape, dual, dtype, fused):
     own_parameters = dict(ours.named_parameters())
     own_grads = torch.autograd.grad((out * weights).sum(), [x, *(own_parameters[_our_name(n)] for n in names)])
     peer_grads = torch.autograd.grad((expected * weights).sum(), [x, *peer.parameters()])
-    for name, own, other in zip(["x", *names], own_grads, peer_grads, strict=True):
-        own = own.sum() if other.ndim == 0 else own  # the layer's one λ feels all heads
-        assert other.abs().max() > 1e-3, name
-        scale = max(1.0, float(other.abs().max()))  # 1e-6 of the largest entry: float32 sums over tokens
-        assert_close(own, other, rtol=0, atol=(1e-6 if dtype == torch.float64 else 4e-6) * scale, msg=name)
+    for name, grad, peer_grad in zip(["x", *names], own_grads, peer_grads, strict=True):
+        grad = grad.sum() if peer_grad.ndim == 0 else grad  # the layer's one λ feels all heads
+        assert peer_grad.abs().max() > 1e-3, name
+        scale = max(1.0, float(peer_grad.abs().max()))  # 1e-6 of the largest entry: float32 sums over tokens
+        assert_close(grad, peer_grad, rtol=0, atol=(1e-6 if dtype == torch.float64 else 4e-6) * scale, msg=name)
 
 
 @BOTH_WAYS

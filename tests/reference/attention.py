@@ -66,8 +66,8 @@ def differential_layer(
             _project(x, weights, [rows[name][d] for d in slots])
             for name, slots in (("q", one), ("k", one), ("q", two), ("k", two), ("v", one + two))
         ]
-        own = lam if isinstance(lam, float) or lam.ndim == 0 else lam[head]
-        tokens = differential_attention(*(part[:, None] for part in parts), own, mask)[:, 0]
+        head_lam = lam if isinstance(lam, float) or lam.ndim == 0 else lam[head]
+        tokens = differential_attention(*(part[:, None] for part in parts), head_lam, mask)[:, 0]
         if "norm.weight" in weights:
             tokens = tokens / (tokens.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights["norm.weight"]
         columns.append(tokens * scale)

@@ -49,7 +49,7 @@ def embed_text(state, tokens, *, lambda_init):
         hidden = hidden / (1 + torch.exp(-1.702 * hidden))
         x = x + linear(hidden, state, name + "mlp.c_proj.")
         layer += 1
-    end = max(range(len(tokens)), key=lambda at: tokens[at])
+    end = max(range(len(tokens)), key=lambda position: tokens[position])
     return norm(x[end : end + 1], state, "ln_final.", 1e-5)[0] @ state["text_projection"]
 
 
@@ -90,9 +90,9 @@ def differential(x, state, name, lambda_init, *, causal):
 def softmax_map(q, k, causal):
     """Return one head's map, row by row."""
     rows = []
-    for at in range(len(q)):
-        seen = at + 1 if causal else len(k)
-        weights = torch.exp(torch.stack([q[at] @ k[other] for other in range(seen)]) / math.sqrt(q.shape[1]))
+    for row in range(len(q)):
+        seen = row + 1 if causal else len(k)
+        weights = torch.exp(torch.stack([q[row] @ k[other] for other in range(seen)]) / math.sqrt(q.shape[1]))
         rows.append(torch.cat([weights / weights.sum(), q.new_zeros(len(k) - seen)]))
     return torch.stack(rows)
 

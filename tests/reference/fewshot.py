@@ -12,13 +12,13 @@ def episode_accuracy(train, test, support, queries):
         moved = row - middle
         return moved / max(np.sqrt((moved**2).sum()), 1e-12)
 
-    prototypes = [np.mean([placed(train[at]) for at in rows], axis=0) for rows in support]
+    prototypes = [np.mean([placed(train[index]) for index in rows], axis=0) for rows in support]
     answers = []
     for truth, rows in enumerate(queries):
-        for at in rows:
-            if at < 0:
+        for index in rows:
+            if index < 0:
                 continue
-            distances = [np.sqrt(((placed(test[at]) - prototype) ** 2).sum()) for prototype in prototypes]
+            distances = [np.sqrt(((placed(test[index]) - prototype) ** 2).sum()) for prototype in prototypes]
             answers.append(int(np.argmin(distances)) == truth)
     return sum(answers) / len(answers)
 

@@ -14,8 +14,8 @@ def scores(answers, labels):
     """Accuracy, precision, recall, F1 and share of yes, by counting one answer after the other."""
     table = {"TP": 0, "FP": 0, "TN": 0, "FN": 0}
     for answer, label in zip(answers, labels, strict=True):
-        said = "no" if counts_as_no(answer) else "yes"
-        table[("T" if said == label else "F") + ("P" if said == "yes" else "N")] += 1
+        prediction = "no" if counts_as_no(answer) else "yes"
+        table[("T" if prediction == label else "F") + ("P" if prediction == "yes" else "N")] += 1
     total = sum(table.values())
     precision = table["TP"] / (table["TP"] + table["FP"])
     recall = table["TP"] / (table["TP"] + table["FN"])

@@ -64,25 +64,25 @@ def encode_image(image: Tensor, weights: dict[str, Tensor], config):
     x = torch.stack(tokens) + weights["pos_embed"][0]
     layers = []
     for layer in range(config.depth):
-        own = {
+        block = {
             name.removeprefix(f"blocks.{layer}."): value
             for name, value in weights.items()
             if name.startswith(f"blocks.{layer}.")
         }
-        inner = {name.removeprefix("attn."): value for name, value in own.items() if name.startswith("attn.")}
+        inner = {name.removeprefix("attn."): value for name, value in block.items() if name.startswith("attn.")}
         scheduled = 0.8 - 0.6 * math.exp(-0.3 * layer)
         lambda_init = {"constant": config.lambda_init, "depth": scheduled}[config.lambda_schedule]
         y, heads = attend(
-            layer_norm(x, own, "norm1", config.norm_eps),
+            layer_norm(x, block, "norm1", config.norm_eps),
             inner,
             num_heads=config.num_heads,
             lambda_init=None if config.attention == "softmax" else lambda_init,
         )
         layers.append(heads)
         x = x + y
-        hidden = layer_norm(x, own, "norm2", config.norm_eps) @ own["mlp.fc1.weight"].T + own["mlp.fc1.bias"]
+        hidden = layer_norm(x, block, "norm2", config.norm_eps) @ block["mlp.fc1.weight"].T + block["mlp.fc1.bias"]
         hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
-        x = x + hidden @ own["mlp.fc2.weight"].T + own["mlp.fc2.bias"]
+        x = x + hidden @ block["mlp.fc2.weight"].T + block["mlp.fc2.bias"]
     return layer_norm(x, weights, "norm", config.norm_eps)[0] @ weights["image_projection"], layers
 
 

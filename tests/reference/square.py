@@ -15,15 +15,15 @@ def square(ask, clean, eps, norm, key, queries, p_init=0.8, rescale=False, bound
     clean = clean.tolist()
     x = first(clean, eps, norm, key, bounds)
     proposals, accepted = [], []
-    best_loss, found = -math.inf, False
+    best_loss, broken = -math.inf, False
     for t in range(queries):
         proposal = x if t == 0 else propose(x, clean, eps, norm, key, t, queries, p_init, rescale, bounds)
         image = torch.tensor(proposal, dtype=torch.float64).view(shape)
         loss, adversarial = ask(image)
         proposals.append(image)
-        accepted.append((adversarial and not found) or (loss > best_loss and adversarial >= found))
+        accepted.append((adversarial and not broken) or (loss > best_loss and adversarial >= broken))
         if accepted[-1]:
-            x, best_loss, found = proposal, loss, found or adversarial
+            x, best_loss, broken = proposal, loss, broken or adversarial
     return proposals, accepted, torch.tensor(x, dtype=torch.float64).view(shape)
 
 
@@ -87,10 +87,10 @@ def over_length(values):
 
 def first(clean, eps, norm, key, bounds):
     channels, height, width = len(clean), len(clean[0]), len(clean[0][0])
-    own = int(sample_keys(torch.tensor([key]), torch.tensor([0])))
+    start_key = int(sample_keys(torch.tensor([key]), torch.tensor([0])))
     x = copy(clean)
     if norm == "linf":
-        draws = numbers(own, channels * width)
+        draws = numbers(start_key, channels * width)
         for c in range(channels):
             for j in range(width):
                 sign = 1 if draws[c * width + j] < 0.5 else -1
@@ -100,7 +100,7 @@ def first(clean, eps, norm, key, bounds):
     down, right = min(5, height), min(5, width)
     tall, wide = height // down, width // right
     top, left = (height - down * tall) // 2, (width - right * wide) // 2
-    draws = numbers(own, (1 + channels) * down * right)
+    draws = numbers(start_key, (1 + channels) * down * right)
     change = [[[0.0] * width for _ in range(height)] for _ in range(channels)]
     for a in range(down):
         for b in range(right):
@@ -142,12 +142,12 @@ def propose(x, clean, eps, norm, key, t, queries, p_init, rescale, bounds):
     spent = sum(value**2 for channel in nu for row in channel for value in row)
     for c in range(channels):
         sign = 1 if draws[5 + c] < 0.5 else -1
-        own = math.sqrt(sum(nu[c][i][j] ** 2 for i, j in w))
+        window_norm = math.sqrt(sum(nu[c][i][j] ** 2 for i, j in w))
         either = sum(nu[c][i][j] ** 2 for i, j in set(w) | set(v))
         available = math.sqrt(either + max(0.0, eps**2 - spent) / channels)
         direction = {}
         for position, (i, j) in enumerate(w):
-            there = nu[c][i][j] / own if own > 1e-6 * eps else 0.0
+            there = nu[c][i][j] / window_norm if window_norm > 1e-6 * eps else 0.0
             direction[i, j] = sign * shape[position // wide][position % wide] + there
         length = math.sqrt(sum(value**2 for value in direction.values()))
         if length <= 1e-3:  # the sum cancels

@@ -171,8 +171,8 @@ class V1(Projected):
             case "four fused calls":
                 q, k, _ = self.parts(x)
                 o = [
-                    [F.scaled_dot_product_attention(q[:, at::2], k[:, at::2], half) for half in v.chunk(2, -1)]
-                    for at in (0, 1)
+                    [F.scaled_dot_product_attention(q[:, start::2], k[:, start::2], half) for half in v.chunk(2, -1)]
+                    for start in (0, 1)
                 ]
                 first, second = (torch.cat(halves, -1) for halves in o)
                 return self.wo(merge(first - lam * second))

@@ -25,8 +25,8 @@ def layer(dim, heads, seed, bias=True):
 
 
 def branches(module, x):
-    (found,) = attention_layers(module, x)
-    return found.positive, found.negative
+    (attention,) = attention_layers(module, x)
+    return attention.positive, attention.negative
 
 
 LAM = torch.tensor([0.8, 0.7], dtype=torch.float64)
@@ -43,14 +43,14 @@ def tokens(batch, count, dim, seed=0):
 
 def dense(module, x):
     """Return J1 and J2 by autograd: (batch, heads, N·N, N·D)."""
-    found = []
+    matrices = []
     for sample in x:
         for name in ("positive", "negative"):
             jacobian = torch.autograd.functional.jacobian(
                 lambda t, name=name: getattr(module.maps(t[None]), name)[0], sample
             )
-            found.append(jacobian.flatten(3).flatten(1, 2))
-    both = torch.stack(found).unflatten(0, (len(x), 2))
+            matrices.append(jacobian.flatten(3).flatten(1, 2))
+    both = torch.stack(matrices).unflatten(0, (len(x), 2))
     return both[:, 0], both[:, 1]
 
 
@@ -104,8 +104,8 @@ def test_lemma_1_and_theorem_1_hold_exactly(lam):
     measured = (one - lam * two).square().sum((-2, -1))
     gram = exact_gram(*branches(module, x))
     assert_close(gram.difference(lam), measured, rtol=1e-10, atol=1e-10)
-    found = align(gram, probes=False)
-    predicted = gram.first.sqrt().numpy() * amplification(lam, found.rho.numpy(), found.cosine.numpy())
+    alignment = align(gram, probes=False)
+    predicted = gram.first.sqrt().numpy() * amplification(lam, alignment.rho.numpy(), alignment.cosine.numpy())
     assert_close(torch.from_numpy(predicted), measured.sqrt(), rtol=1e-10, atol=1e-10)
 
 
@@ -134,8 +134,8 @@ def test_probes_converge_to_the_exact_value_as_one_over_the_root_of_k():
     exact = align(exact_gram(*pair), probes=False).cosine.item()
     errors = {}
     for probes in (16, 64, 256):
-        found = [align(probed(pair, keys(1, probes, seed)), probes=True).cosine.item() - exact for seed in range(60)]
-        errors[probes] = torch.tensor(found).square().mean().sqrt().item()
+        gaps = [align(probed(pair, keys(1, probes, seed)), probes=True).cosine.item() - exact for seed in range(60)]
+        errors[probes] = torch.tensor(gaps).square().mean().sqrt().item()
     assert errors[256] < 0.05
     assert 1.4 < errors[16] / errors[64] < 2.9  # 2, give or take the error of 60 draws
     assert 1.4 < errors[64] / errors[256] < 2.9
@@ -146,11 +146,11 @@ def test_intervals_hold_the_exact_value_as_often_as_they_say():
     module, x = layer(6, 2, 7), tokens(1, 5, 6)
     pair = branches(module, x)
     exact = align(exact_gram(*pair), probes=False).cosine.item()
-    held = 0
+    hits = 0
     for seed in range(300):
-        found = align(probed(pair, keys(1, 32, seed)), probes=True)
-        held += found.low.item() <= exact <= found.high.item()
-    assert 0.90 <= held / 300 <= 0.99
+        interval = align(probed(pair, keys(1, 32, seed)), probes=True)
+        hits += interval.low.item() <= exact <= interval.high.item()
+    assert 0.90 <= hits / 300 <= 0.99
 
 
 def test_a_batch_changes_nothing():
@@ -194,7 +194,7 @@ def pixel_keys(batch, probes, seed=0):
 
 def pixel_jacobians(model, x):
     """Return by layer (J1, J2) by the pixels: (batch, heads, outputs, inputs), each by autograd."""
-    found = {}
+    matrices = {}
     for name in attention_maps(model, x):
         sides = []
         for side in ("positive", "negative"):
@@ -208,8 +208,8 @@ def pixel_jacobians(model, x):
                 for sample in x
             ]
             sides.append(torch.stack(rows))
-        found[name] = tuple(sides)
-    return found
+        matrices[name] = tuple(sides)
+    return matrices
 
 
 @pytest.fixture(scope="module")
@@ -261,13 +261,13 @@ def test_directions_at_the_pixels_converge_at_their_rate(model, jacobians):
     exact = (inner(one, two) / (inner(one, one) * inner(two, two)).sqrt())[0, 0]
 
     def error(count, seeds):
-        found = []
+        gaps = []
         for seed in range(seeds):
             drawn = pixel_keys(2, count, seed)
             grams = direction_grams(model, images(), random_directions(images(), drawn))
             gram = {layer.name: gram for layer, gram in grams}[name]
-            found.append(align(gram, probes=True).cosine[0, 0] - exact)
-        return torch.stack(found).square().mean().sqrt()
+            gaps.append(align(gram, probes=True).cosine[0, 0] - exact)
+        return torch.stack(gaps).square().mean().sqrt()
 
     few, many = error(8, 20), error(32, 20)
     assert many < 0.15
@@ -276,10 +276,10 @@ def test_directions_at_the_pixels_converge_at_their_rate(model, jacobians):
 
 def test_the_loss_is_differentiated_through_each_map():
     model, x = make(diffvit), images()
-    found = list(loss_grams(model, x, lambda logits: logits.square().sum()))
-    assert [layer.name for layer, _ in found] == list(attention_maps(model, x))
+    grams = list(loss_grams(model, x, lambda logits: logits.square().sum()))
+    assert [layer.name for layer, _ in grams] == list(attention_maps(model, x))
     # the slope of the loss along A1's scores alone, by finite differences: tokens that only A1 sees move
-    for index, (layer, gram) in enumerate(found):
+    for index, (layer, gram) in enumerate(grams):
         block = model.blocks[index]
         one, two = _parts(model, block, x)
         assert_close(gram.first, inner(one, one), rtol=1e-9, atol=1e-12)
@@ -323,13 +323,13 @@ def test_grams_do_not_change_with_the_batch_or_the_names(model, exact):
     turned = [gram.cross for _, gram, _ in token_grams(model, x[order], drawn[order], exact=exact)]
     renamed = torch.nn.Sequential(model).eval()
     names = [(layer.name, gram.cross) for layer, gram, _ in token_grams(renamed, x, drawn, exact=exact)]
-    for at, (name, cross) in enumerate(names):
-        assert name == f"0.blocks.{at}.attn"
-        assert_close(turned[at], whole[at][order], rtol=1e-10, atol=1e-14)
-        assert_close(cross, whole[at], rtol=0, atol=0)
+    for index, (name, cross) in enumerate(names):
+        assert name == f"0.blocks.{index}.attn"
+        assert_close(turned[index], whole[index][order], rtol=1e-10, atol=1e-14)
+        assert_close(cross, whole[index], rtol=0, atol=0)
     alone = [[g.cross for _, g, _ in token_grams(model, x[i : i + 1], drawn[i : i + 1], exact=exact)] for i in range(3)]
-    for at, cross in enumerate(whole):
-        assert_close(torch.cat([one[at] for one in alone]), cross, rtol=1e-10, atol=1e-14)
+    for index, cross in enumerate(whole):
+        assert_close(torch.cat([one[index] for one in alone]), cross, rtol=1e-10, atol=1e-14)
 
 
 def test_a_model_whose_output_has_no_gradient_is_refused():
@@ -358,8 +358,8 @@ def test_lemma_1_and_theorem_1_hold_on_a_trained_model():
         moved = (one - lam[..., None] * two).flatten(2).square().sum(-1)
         assert_close(gram.difference(lam)[..., -1], moved, rtol=1e-10, atol=1e-16)
         mean = gram.mean()
-        found = align(mean, probes=False)
-        predicted = amplification(layer.weight.numpy(), found.rho.numpy(), found.cosine.numpy())
+        alignment = align(mean, probes=False)
+        predicted = amplification(layer.weight.numpy(), alignment.rho.numpy(), alignment.cosine.numpy())
         measured = (mean.difference(layer.weight) / mean.first).sqrt()
         assert_close(torch.as_tensor(predicted), measured, rtol=1e-10, atol=1e-12)  # aggregated
 

@@ -134,11 +134,11 @@ SOFTMAX = {
 }
 OF_OTHERS = "its output is subtracted from that of other attention"
 OF_TOKENS = {  # and λ of each query, from the module's tokens
-    "V2": (variants.V2, lambda own, x: own.to_lam(x).sigmoid()),
-    "V2, fused": (lambda: variants.V2("fused"), lambda own, x: own.to_lam(x).sigmoid()),
-    "V2, grouped queries": (lambda: variants.V2("fused", keys=1), lambda own, x: own.to_lam(x).sigmoid()),
-    "gated groups": (variants.GatedGroups, lambda own, x: own.to_lam(x).sigmoid()),
-    "gates of both maps": (variants.Gated, lambda own, x: 1 / own.gate(x).sigmoid() - 1),
+    "V2": (variants.V2, lambda module, x: module.to_lam(x).sigmoid()),
+    "V2, fused": (lambda: variants.V2("fused"), lambda module, x: module.to_lam(x).sigmoid()),
+    "V2, grouped queries": (lambda: variants.V2("fused", keys=1), lambda module, x: module.to_lam(x).sigmoid()),
+    "gated groups": (variants.GatedGroups, lambda module, x: module.to_lam(x).sigmoid()),
+    "gates of both maps": (variants.Gated, lambda module, x: 1 / module.gate(x).sigmoid() - 1),
 }
 UNKNOWN = {
     **{
@@ -434,8 +434,8 @@ def test_a_map_that_is_subtracted_from_itself_is_refused():
     net, x = made(variants.V1(""))
     module = net.blocks[0].attn
     for layer in (module.wq, module.wk):
-        for own in (layer.weight, layer.bias):
-            heads = own.data.unflatten(0, (-1, 2, variants.WIDTH))
+        for parameter in (layer.weight, layer.bias):
+            heads = parameter.data.unflatten(0, (-1, 2, variants.WIDTH))
             heads[:, 1] = heads[:, 0]
     assert attention_of(net, x) == ("unknown", ())
     with pytest.raises(UserError, match="it subtracts a map from itself"):
@@ -487,9 +487,9 @@ def test_modules_whose_outputs_are_added_stay_standard():
 def test_a_pooling_head_is_left_out_with_one_warning(pool):
     net, x = made(variants.Standard(), Attention(DIM, 2), pool=pool())
     assert attention_of(net, x) == ("softmax", ())
-    with pytest.warns(UserWarning, match="cross-attention is not supported.*is left out") as said:
+    with pytest.warns(UserWarning, match="cross-attention is not supported.*is left out") as records:
         assert list(attention_maps(net, x)) == ["blocks.0.attn", "blocks.1.attn"]
-    assert len(said) == 1
+    assert len(records) == 1
     with warnings.catch_warnings(action="error"):
         assert len(attention_maps(net, x)) == 2
 
@@ -511,7 +511,7 @@ def test_an_adapter_that_is_registered_later_is_called_first():
         q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in module.qkv(x).chunk(3, -1))
         (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
         weights = [part.unflatten(0, (2, 2, -1)).unbind(1) for part in module.qkv.weight.chunk(3)]
-        branches = [Branch(*own) for own in zip((q1, q2), (k1, k2), weights[0], weights[1], strict=True)]
+        branches = [Branch(*parts) for parts in zip((q1, q2), (k1, k2), weights[0], weights[1], strict=True)]
         return Layer(
             call.name, x, *branches, module.lam, lambda a: module.out((a @ v).transpose(1, 2).flatten(2)), call.tangent
         )
@@ -545,11 +545,11 @@ def test_a_lambda_of_each_query_is_found_with_its_gradient(name, dtype):
     assert_close(layer.lam, expected, **close)
     assert attention_of(net, x) == ("differential", (pytest.approx(float(expected.mean()), rel=1e-3),))
     t, v = rand(*seen.shape, seed=3, dtype=dtype), rand(*layer.maps.positive.shape, seed=4, dtype=dtype)
-    found = layer.term.jvp(t) * layer.weight[..., None, None]
+    change = layer.term.jvp(t) * layer.weight[..., None, None]
     moved = torch.func.jvp(lambda tokens: truth(module, tokens).mT, (seen,), (t,))[1]
-    assert_close(found, moved[..., None] * layer.maps.negative, **close)
+    assert_close(change, moved[..., None] * layer.maps.negative, **close)
     pulled = (layer.term.vjp(v) * t[:, None]).sum((2, 3)) * layer.weight
-    assert_close(pulled, (found * v).sum((2, 3)), rtol=1e-3, atol=1e-4)
+    assert_close(pulled, (change * v).sum((2, 3)), rtol=1e-3, atol=1e-4)
 
 
 def test_maps_and_lambda_of_dint_are_those_of_the_module():

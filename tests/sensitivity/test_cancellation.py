@@ -53,8 +53,8 @@ def toy(lams=(0.3, 0.75), shared=1.0):
 
 def test_alpha_recovers_the_cancellation_planted_in_two_layers():
     x = rand(3, 5, 12)
-    found = list(branch_changes(toy(), x, x + 0.01 * rand(3, 5, 12, seed=1)))
-    for change, planted in zip(found, (0.7, 0.25), strict=True):  # equal maps: 1 − λ of every change is left
+    changes = list(branch_changes(toy(), x, x + 0.01 * rand(3, 5, 12, seed=1)))
+    for change, planted in zip(changes, (0.7, 0.25), strict=True):  # equal maps: 1 − λ of every change is left
         assert_close(change.alpha, torch.full((3,), planted).double(), rtol=1e-6, atol=0)
         assert_close(change.kept, torch.full((3,), planted).double(), rtol=1e-6, atol=0)
         assert_close(change.change_correlation, torch.ones(3, 2).double(), rtol=1e-6, atol=0)
@@ -75,10 +75,10 @@ def test_branches_that_share_less_cancel_less():
 def test_every_number_by_hand():
     model, x = make(), rand(2, 1, 6, 6)
     moved = x + 0.05 * rand(2, 1, 6, 6, seed=1)
-    found = list(branch_changes(model, x, moved))
-    assert [change.name for change in found] == ["blocks.0.attn", "blocks.1.attn"]
-    for at, change in enumerate(found):
-        module = model.blocks[at].attn
+    changes = list(branch_changes(model, x, moved))
+    assert [change.name for change in changes] == ["blocks.0.attn", "blocks.1.attn"]
+    for index, change in enumerate(changes):
+        module = model.blocks[index].attn
         lam = float(module.lam())
         for sample in range(2):
             squares = torch.zeros(2).double()
@@ -86,9 +86,9 @@ def test_every_number_by_hand():
                 outputs, maps = [], []
                 for image in (x, moved):
                     tokens = model.tokens(image[sample : sample + 1])
-                    for block in model.blocks[:at]:
+                    for block in model.blocks[:index]:
                         tokens = block(tokens)
-                    normed = model.blocks[at].norm1(tokens)
+                    normed = model.blocks[index].norm1(tokens)
                     both = module.maps(normed)
                     _, _, v = module.parts(module.qkv(normed))
                     a1, a2 = both.positive[0, head], both.negative[0, head]
@@ -123,7 +123,7 @@ def pearson(one, two):
         mean_two = sum(float(two[i, j]) for j in range(columns)) / columns
         for j in range(columns):
             a, b = float(one[i, j]) - mean_one, float(two[i, j]) - mean_two
-            products = [total + each for total, each in zip(products, (a * b, a * a, b * b), strict=True)]
+            products = [total + product for total, product in zip(products, (a * b, a * a, b * b), strict=True)]
     return torch.tensor(products[0] / (products[1] * products[2]) ** 0.5, dtype=torch.float64)
 
 

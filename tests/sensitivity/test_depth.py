@@ -51,16 +51,16 @@ def test_linear_blocks_have_the_norms_of_their_matrices():
 
     model = nn.Sequential(nn.Linear(7, 5).double(), Linear(), Linear()).eval().requires_grad_(False)
     x = rand(2, 3, 7)
-    found = stage_norms(model, x, steps=1000)
+    norms = stage_norms(model, x, steps=1000)
     expected = torch.stack(
         [torch.linalg.matrix_norm(m.weight, 2) for m in (model[0], model[1].matrix, model[2].matrix)]
     )
-    assert_close(found, expected.expand(2, 3), rtol=1e-5, atol=0)
+    assert_close(norms, expected.expand(2, 3), rtol=1e-5, atol=0)
     _, _, right = torch.linalg.svd(model[0].weight)
     steepest = torch.zeros_like(x)
     steepest[:, 0] = right[0]
     path = propagate(model, x, x + 1e-3 * steepest)
-    assert_close(path.gain[:, 0] / found[:, 0], torch.ones(2).double(), rtol=1e-5, atol=0)  # α = 1 along that direction
+    assert_close(path.gain[:, 0] / norms[:, 0], torch.ones(2).double(), rtol=1e-5, atol=0)  # α = 1 along that direction
 
 
 @pytest.mark.parametrize("kind", [vit, diffvit])
@@ -139,7 +139,7 @@ def test_what_moves_is_the_change_of_the_map_in_every_variant(variant):
     x = images()
     moved = x + 0.01 * rand(2, 1, 6, 6, seed=1)
     path = propagate(model, x, moved)
-    clean, other = ([one.maps.combined for one in attention_layers(model, at)] for at in (x, moved))
+    clean, other = ([one.maps.combined for one in attention_layers(model, batch)] for batch in (x, moved))
     expected = [(b - a).flatten(1).norm(dim=1) for a, b in zip(clean, other, strict=True)]
     assert_close(path.moved, torch.stack(expected, 1), rtol=1e-9, atol=0)
 
@@ -148,5 +148,5 @@ def test_of_a_clip_the_image_tower_is_followed():
     model = diffclip("small").eval().requires_grad_(False)
     x = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     path = propagate(model, x, x * 0.99)
-    assert path.names == ("embedding", *(f"visual.blocks.{at}" for at in range(4)))
+    assert path.names == ("embedding", *(f"visual.blocks.{index}" for index in range(4)))
     assert (stage_norms(model, x, steps=2) > 0).all()

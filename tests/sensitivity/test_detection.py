@@ -231,8 +231,8 @@ def test_a_lambda_of_each_query_is_taken_for_no_constant(samples):
     lam, t = layer.tokens.mean(2).sigmoid()[:, None], rand(*layer.tokens.shape, seed=5)
     assert_close(layer.lam, lam.expand_as(layer.lam), rtol=1e-5, atol=0)
     moved = lam * (1 - lam) * t.mean(2)[:, None]
-    found = layer.term.jvp(t) * layer.weight[..., None, None]
-    assert_close(found, moved[..., None] * layer.maps.negative, rtol=1e-4, atol=1e-8)
+    change = layer.term.jvp(t) * layer.weight[..., None, None]
+    assert_close(change, moved[..., None] * layer.maps.negative, rtol=1e-4, atol=1e-8)
 
 
 def test_as_many_tokens_as_channels_confuse_nothing():
@@ -258,8 +258,8 @@ def test_an_untrained_transformer_with_small_weights_is_found():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
-    found = attention_maps(net, rand(3, 17, 12, dtype=torch.float32))
-    assert [maps.negative is None for maps in found.values()] == [False, True]
+    layers = attention_maps(net, rand(3, 17, 12, dtype=torch.float32))
+    assert [maps.negative is None for maps in layers.values()] == [False, True]
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if "standard" not in name])
@@ -317,29 +317,29 @@ def test_alignment_equals_that_of_the_same_attention_with_its_parts():
             one, two = ((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) for q, k in ((q1, k1), (q2, k2)))
             return inner.finish((one - inner.lam() * two) @ v)
 
-    theirs = Net(Rewritten()).double().eval()
-    theirs.embed, theirs.head = ours.embed, ours.head
+    rewritten = Net(Rewritten()).double().eval()
+    rewritten.embed, rewritten.head = ours.embed, ours.head
     x, keys = rand(2, TOKENS, 5), torch.arange(8).view(2, 4)
-    (one,), (two,) = (list(token_grams(net, x, keys, exact=False)) for net in (ours, theirs))
+    (one,), (two,) = (list(token_grams(net, x, keys, exact=False)) for net in (ours, rewritten))
     for field in ("first", "second", "cross"):
         assert_close(getattr(one[1], field), getattr(two[1], field), rtol=1e-6, atol=1e-12)
-    (one,), (two,) = (list(loss_grams(net, x, lambda logits: logits.square().sum())) for net in (ours, theirs))
+    (one,), (two,) = (list(loss_grams(net, x, lambda logits: logits.square().sum())) for net in (ours, rewritten))
     for field in ("first", "second", "cross"):
         assert_close(getattr(one[1], field), getattr(two[1], field), rtol=1e-6, atol=1e-12)
 
 
 def test_a_map_that_is_not_recognised_beside_attention_is_left_out_with_a_warning():
     net = wild(nn.Sequential(own.Interleaved(), other.Gate(TOKENS), other.Gate(TOKENS)))
-    with pytest.warns(UserWarning, match=r"1: .*Gate computes softmax maps.*Gate is left out") as said:
+    with pytest.warns(UserWarning, match=r"1: .*Gate computes softmax maps.*Gate is left out") as records:
         assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
-    assert len(said) == 1
+    assert len(records) == 1
 
 
 def test_attention_without_softmax_beside_attention_is_left_out_with_a_warning():
     net = wild(nn.Sequential(own.Interleaved(), other.Sigmoid()))
-    with pytest.warns(UserWarning, match=r"1: .*Sigmoid multiplies pairs of tokens .*Sigmoid is left out") as said:
+    with pytest.warns(UserWarning, match=r"1: .*Sigmoid multiplies pairs of tokens .*Sigmoid is left out") as records:
         assert list(attention_maps(net, rand(2, TOKENS, 12))) == ["0"]
-    assert len(said) == 1
+    assert len(records) == 1
     twice = nn.Sequential(other.Sigmoid(), other.Covariance()).eval()
     with pytest.raises(UserError, match=r"^0: .*Sigmoid multiplies pairs of tokens"):
         attention_maps(twice, rand(2, TOKENS, 12).float())

@@ -36,9 +36,9 @@ def model():
 
 
 def _changed(model, change, *arguments):
-    found = copy.deepcopy(model)
-    change(found, *arguments)
-    return found
+    clone = copy.deepcopy(model)
+    change(clone, *arguments)
+    return clone
 
 
 def _logits(model, x, autocast):
@@ -50,31 +50,31 @@ def _logits(model, x, autocast):
 @pytest.mark.parametrize("searching", [False, True])
 def test_lambda_times_1_keeps_every_bit(model, images, autocast, searching):
     same = _changed(model, scale_lambda, 1.0)
-    found = []
-    for each in (model, same):
+    outputs = []
+    for net in (model, same):
         x = images.clone().requires_grad_(searching)
         if not searching:
-            found.append([_logits(each, x, autocast)])
+            outputs.append([_logits(net, x, autocast)])
             continue
         with outputs_only():
-            logits = _logits(each, x, autocast)
-        found.append([logits.detach(), *torch.autograd.grad(logits[:, 3].sum(), x)])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+            logits = _logits(net, x, autocast)
+        outputs.append([logits.detach(), *torch.autograd.grad(logits[:, 3].sum(), x)])
+    assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
 
 
 def test_lambda_times_a_factor_is_that_lambda(model, images):
     expected = copy.deepcopy(model)
     for block in expected.blocks:
         block.attn.lam = FixedLambda(0.25 * float(block.attn.lam()))
-    found = _changed(model, scale_lambda, 0.25)(images)
-    assert_close(found, expected(images), rtol=0, atol=1e-5)
-    assert (found - model(images)).abs().max() > 0.1
+    logits = _changed(model, scale_lambda, 0.25)(images)
+    assert_close(logits, expected(images), rtol=0, atol=1e-5)
+    assert (logits - model(images)).abs().max() > 0.1
 
 
 def test_a_map_averaged_over_one_image_changes_nothing_there(model, images):
     for x in images.split(1):
-        own = mean_negatives(model, [x])
-        assert_close(_changed(model, replace_negative, own)(x), model(x), rtol=0, atol=1e-4)
+        means = mean_negatives(model, [x])
+        assert_close(_changed(model, replace_negative, means)(x), model(x), rtol=0, atol=1e-4)
     of_another = _changed(model, replace_negative, mean_negatives(model, [images[1:2]]))
     assert (of_another(images[:1]) - model(images[:1])).abs().max() > 0.1
 
@@ -82,7 +82,7 @@ def test_a_map_averaged_over_one_image_changes_nothing_there(model, images):
 def test_the_mean_map_is_the_mean_over_images_whatever_the_batches(model, images):
     one = mean_negatives(model, images.split(2))
     tokens = model.blocks[0].norm1(model.tokens(images))
-    by_hand = torch.stack([model.blocks[0].attn.maps(each[None]).negative[0] for each in tokens]).mean(0)
+    by_hand = torch.stack([model.blocks[0].attn.maps(sample[None]).negative[0] for sample in tokens]).mean(0)
     assert_close(one[0], by_hand)
     assert_close(mean_negatives(model, [images]), one)
     assert_close(uniform_like(one)[0].sum(-1), torch.ones(one[0].shape[:-1]))
@@ -116,8 +116,8 @@ def _gradient(model, x):
 def test_the_gradient_is_that_of_a_model_whose_a2_is_a_constant(model, images):
     model = model.double()
     x = images[:1].double()
-    own = [each.double() for each in mean_negatives(model, [x])]
-    expected = _gradient(_changed(model, replace_negative, own), x)
+    means = [mean.double() for mean in mean_negatives(model, [x])]
+    expected = _gradient(_changed(model, replace_negative, means), x)
     assert_close(_gradient(_changed(model, stop_gradient, ["negative"]), x), expected, rtol=0, atol=1e-5)
     assert (_gradient(model, x) - expected).abs().max() > 1e-3
 
@@ -163,19 +163,19 @@ def test_a_linear_model_has_a_closed_form():
     stream = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
     doubles = torch.rand(6, 3, 2, 2, generator=stream)
-    found = MarginGradients(model)(doubles)
+    gradients = MarginGradients(model)(doubles)
     weight, bias = model[1].weight.detach().double(), model[1].bias.detach().double()
     logits = doubles.double().flatten(1) @ weight.T + bias
     order = logits.argsort(1, descending=True)
     apart = weight[order[:, 0]] - weight[order[:, 1]]
-    assert_close(found.prediction, order[:, 0])
-    assert_close(found.margin, logits.gather(1, order)[:, 0] - logits.gather(1, order)[:, 1])
-    assert_close(found.norm1, apart.abs().sum(1))
-    assert_close(found.norm2, apart.square().sum(1).sqrt())
-    assert found.right1 is None
-    assert_close(margins_of(logits).margin, found.margin)
+    assert_close(gradients.prediction, order[:, 0])
+    assert_close(gradients.margin, logits.gather(1, order)[:, 0] - logits.gather(1, order)[:, 1])
+    assert_close(gradients.norm1, apart.abs().sum(1))
+    assert_close(gradients.norm2, apart.square().sum(1).sqrt())
+    assert gradients.right1 is None
+    assert_close(margins_of(logits).margin, gradients.margin)
     # the first-order distance is where the linear model changes its mind
-    step = found.margin / found.norm1
+    step = gradients.margin / gradients.norm1
     moved = doubles.double().flatten(1) - 1.001 * step[:, None] * apart.sign()
     changed = moved @ weight.T + bias
     assert (changed.gather(1, order[:, 1:2]) > changed.gather(1, order[:, :1])).all()
@@ -202,26 +202,26 @@ def _by_hand(model, image):
 
 def test_the_parts_are_those_of_the_layer_taken_apart(doubles):
     model = load_model("specimen:diffvit-0").double()
-    found = MarginGradients(model)(doubles)
-    for at, image in enumerate(doubles.split(1)):
+    gradients = MarginGradients(model)(doubles)
+    for row, image in enumerate(doubles.split(1)):
         margin, first, second, whole = _by_hand(model, image)
-        assert_close(found.margin[at], margin)
-        assert_close(found.norm1[at], whole.abs().sum())
-        assert_close(found.positive[at], first.norm())
-        assert_close(found.negative[at], second.norm())
-        assert_close(found.inner[at], first @ second)
+        assert_close(gradients.margin[row], margin)
+        assert_close(gradients.norm1[row], whole.abs().sum())
+        assert_close(gradients.positive[row], first.norm())
+        assert_close(gradients.negative[row], second.norm())
+        assert_close(gradients.inner[row], first @ second)
         one, two = right_angle(first[None], second[None])
-        assert_close(found.right1[at], (whole - first - second + one[0] + two[0]).abs().sum())
-    assert (found.right1 - found.norm1).abs().min() > 1e-3
+        assert_close(gradients.right1[row], (whole - first - second + one[0] + two[0]).abs().sum())
+    assert (gradients.right1 - gradients.norm1).abs().min() > 1e-3
 
 
 def test_the_model_given_stays_as_it_is_and_two_layers_have_no_parts(doubles):
     model = diffvit(28, depth=2)
-    found = MarginGradients(model)(doubles)
+    gradients = MarginGradients(model)(doubles)
     assert next(model.parameters()).dtype == torch.float32
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert found.inner is None
-    assert found.norm1 is not None
+    assert gradients.inner is None
+    assert gradients.norm1 is not None
 
 
 def test_a_right_angle_keeps_lengths_and_plane():

@@ -64,8 +64,8 @@ def by_hand():
     )
 
 
-def numbers(found, **where):
-    return {line["metric"]: line for line in found.filter(**where).iter_rows(named=True)}
+def numbers(table, **where):
+    return {line["metric"]: line for line in table.filter(**where).iter_rows(named=True)}
 
 
 def test_the_rows_of_unknown_attention_say_whether_it_has_two_maps():
@@ -75,7 +75,7 @@ def test_the_rows_of_unknown_attention_say_whether_it_has_two_maps():
 
 
 def test_alignment_by_hand():
-    found = numbers(alignment(by_hand()))
+    lines = numbers(alignment(by_hand()))
     expected = {
         "norm": math.sqrt(21 / 4),
         "cosine": -1 / 16,
@@ -86,13 +86,13 @@ def test_alignment_by_hand():
         "undecided": 0.25,
         "below": 0.5,
     }
-    assert {metric: line["value"] for metric, line in found.items()} == pytest.approx(expected)
-    assert {line["n"] for line in found.values()} == {2}  # samples, not rows
+    assert {metric: line["value"] for metric, line in lines.items()} == pytest.approx(expected)
+    assert {line["n"] for line in lines.values()} == {2}  # samples, not rows
     one, two = 0.0, -1 / math.sqrt(12 * 10)  # cosθ of either sample alone
     half = T * abs(one - two) / 2
-    assert found["cosine"]["low"] == pytest.approx(-1 / 16 - half)
-    assert found["cosine"]["high"] == pytest.approx(-1 / 16 + half)
-    assert found["negative"]["high"] == pytest.approx(0.5)  # both samples say ½
+    assert lines["cosine"]["low"] == pytest.approx(-1 / 16 - half)
+    assert lines["cosine"]["high"] == pytest.approx(-1 / 16 + half)
+    assert lines["negative"]["high"] == pytest.approx(0.5)  # both samples say ½
 
 
 def test_layers_sites_and_models_are_kept_apart():
@@ -104,21 +104,21 @@ def test_layers_sites_and_models_are_kept_apart():
         "layer": other.with_columns(layer=pl.lit(1, pl.Int64)),
     }
     for column, part in parts.items():
-        found = alignment(pl.concat([rows, part]))
-        assert_frame_equal(found.filter(pl.col(column) == rows[column][0]), alignment(rows))
-        assert_frame_equal(found.filter(pl.col(column) == part[column][0]), alignment(part))
+        table = alignment(pl.concat([rows, part]))
+        assert_frame_equal(table.filter(pl.col(column) == rows[column][0]), alignment(rows))
+        assert_frame_equal(table.filter(pl.col(column) == part[column][0]), alignment(part))
 
 
 def test_standard_attention_has_a_norm_only():
-    found = alignment(frame([twin(4.0, head=0), twin(12.0, head=1), twin(1.0, sample=1)]))
-    assert found["metric"].to_list() == ["norm"]
-    assert found["value"][0] == pytest.approx(math.sqrt((8.0 + 1.0) / 2))  # heads first, then samples
+    table = alignment(frame([twin(4.0, head=0), twin(12.0, head=1), twin(1.0, sample=1)]))
+    assert table["metric"].to_list() == ["norm"]
+    assert table["value"][0] == pytest.approx(math.sqrt((8.0 + 1.0) / 2))  # heads first, then samples
 
 
 def test_exact_inner_products_decide_every_sign():
     rows = [row(1.0, 1.0, c, sample=i, low=c, high=c, probes=0) for i, c in enumerate((-0.2, -0.1, 0.3))]
-    found = numbers(alignment(frame(rows)))
-    shares = [found[sign]["value"] for sign in ("negative", "positive", "undecided")]
+    lines = numbers(alignment(frame(rows)))
+    shares = [lines[sign]["value"] for sign in ("negative", "positive", "undecided")]
     assert shares == pytest.approx([2 / 3, 1 / 3, 0.0])
 
 
@@ -131,39 +131,39 @@ gradients = st.lists(
 
 def made(pairs, lam, heads=2):
     """Return rows of gradients in the plane, and the standard twin's with one head more."""
-    own, standard = [], []
-    for at, (a, b, c, d) in enumerate(pairs):
-        place = {"sample": at // heads, "head": at % heads}
+    differential, standard = [], []
+    for index, (a, b, c, d) in enumerate(pairs):
+        place = {"sample": index // heads, "head": index % heads}
         # J1 = (a, b) and J2 = (d, c): neither is zero
         first, second, cross = a * a + b * b, d * d + c * c, a * d + b * c
         moved = (a - lam * d) ** 2 + (b - lam * c) ** 2
-        own.append(row(first, second, cross, lam=lam, moved=moved, **place))
-        standard += [twin(a * c, **place), twin(1.0 + b * b, **place | {"head": heads + at % heads})]
-    return frame(own + standard)
+        differential.append(row(first, second, cross, lam=lam, moved=moved, **place))
+        standard += [twin(a * c, **place), twin(1.0 + b * b, **place | {"head": heads + index % heads})]
+    return frame(differential + standard)
 
 
 @given(gradients, st.floats(0.0, 2.0))
 def test_a_shared_lambda_amplifies_as_theorem_1_says(pairs, lam):
-    found = numbers(alignment(made(pairs, lam)), model="diff")
-    predicted = amplification(lam, found["rho"]["value"], found["cosine"]["value"])
-    assert found["amplification"]["value"] == pytest.approx(predicted, rel=1e-9, abs=1e-6)
+    lines = numbers(alignment(made(pairs, lam)), model="diff")
+    predicted = amplification(lam, lines["rho"]["value"], lines["cosine"]["value"])
+    assert lines["amplification"]["value"] == pytest.approx(predicted, rel=1e-9, abs=1e-6)
 
 
 @given(gradients, st.floats(0.0, 0.9))
 def test_the_three_logarithms_add_up(pairs, lam):
     rows = made(pairs, lam)
-    found = numbers(explanation(rows, [("diff", "std")]))
-    parts = [found[part]["value"] for part in ("by_gamma", "by_rho", "by_cosine")]
-    assert sum(parts) == pytest.approx(found["relative"]["value"], rel=1e-9, abs=1e-9)
+    lines = numbers(explanation(rows, [("diff", "std")]))
+    parts = [lines[part]["value"] for part in ("by_gamma", "by_rho", "by_cosine")]
+    assert sum(parts) == pytest.approx(lines["relative"]["value"], rel=1e-9, abs=1e-9)
     norms = alignment(rows).filter(metric="norm")
-    own, base = (norms.filter(model=name)["value"][0] for name in ("diff", "std"))
-    assert found["relative"]["value"] == pytest.approx(math.log(own / base), rel=1e-9, abs=1e-9)
-    assert found["by_gamma"]["value"] == pytest.approx(math.log(found["gamma"]["value"]), rel=1e-9, abs=1e-9)
+    norm, base = (norms.filter(model=name)["value"][0] for name in ("diff", "std"))
+    assert lines["relative"]["value"] == pytest.approx(math.log(norm / base), rel=1e-9, abs=1e-9)
+    assert lines["by_gamma"]["value"] == pytest.approx(math.log(lines["gamma"]["value"]), rel=1e-9, abs=1e-9)
 
 
 def test_explanation_by_hand_takes_the_samples_that_both_have():
     rows = [row(4.0, 8.0, -3.0), twin(1.0), twin(3.0, head=1), row(900.0, 1.0, 0.0, sample=1), twin(5.0, sample=2)]
-    found = numbers(explanation(frame(rows), [("diff", "std")]))
+    lines = numbers(explanation(frame(rows), [("diff", "std")]))
     # λ²‖J2‖² = 2, ‖J1 − λ·J2‖² = 4 + 2 + 3, and the twin's mean square is 2
     expected = {
         "gamma": math.sqrt(2.0),
@@ -172,8 +172,8 @@ def test_explanation_by_hand_takes_the_samples_that_both_have():
         "by_rho": math.log(1.5) / 2,
         "by_cosine": math.log(9 / 6) / 2,
     }
-    assert {metric: line["value"] for metric, line in found.items()} == pytest.approx(expected)
-    ends = {metric: (line["low"], line["high"], line["n"]) for metric, line in found.items()}
+    assert {metric: line["value"] for metric, line in lines.items()} == pytest.approx(expected)
+    ends = {metric: (line["low"], line["high"], line["n"]) for metric, line in lines.items()}
     assert ends.pop("gamma") == (0.0, math.inf, 1)  # a ratio of norms
     assert set(ends.values()) == {(-math.inf, math.inf, 1)}
 
@@ -200,8 +200,8 @@ def test_means_by_hand_and_as_student_has_them():
     rows = pl.DataFrame(
         [("a", 0, value, None) for value in values] + [("a", 1, 3.0, 5.0), ("a", 1, 4.0, None)], schema, orient="row"
     )
-    found = means(rows, ["model", "stage"], ["gain", "moved"])
-    assert found.columns == ["model", "stage", "metric", "value", "low", "high", "n"]
+    table = means(rows, ["model", "stage"], ["gain", "moved"])
+    assert table.columns == ["model", "stage", "metric", "value", "low", "high", "n"]
     reference = mean_over_seeds(values)
     expected = [
         ("a", 0, "gain", reference.value, reference.low, reference.high, 4),
@@ -209,7 +209,7 @@ def test_means_by_hand_and_as_student_has_them():
         ("a", 1, "gain", 3.5, 3.5 * math.exp(-T / 7), 3.5 * math.exp(T / 7), 2),
         ("a", 1, "moved", 5.0, 0.0, math.inf, 1),
     ]
-    for line, other in zip(found.rows(), expected, strict=True):
+    for line, other in zip(table.rows(), expected, strict=True):
         assert line[:3] == other[:3]
         assert line[3:] == pytest.approx(other[3:])
 
@@ -243,16 +243,16 @@ def test_cancellation_by_hand():
         ],
         schema=DEPTH_SCHEMA,
     )
-    found = cancellation(rows)
-    assert found.select("model", "perturbation", "eps", "stage", "metric", "n").rows() == [
+    table = cancellation(rows)
+    assert table.select("model", "perturbation", "eps", "stage", "metric", "n").rows() == [
         ("diff", "pgd", 0.1, 1, "cancellation", 2),
         ("diff", "pgd", 0.1, 2, "cancellation", 1),
     ]
     # sums of squares before the ratio: (1 + 169) / (25 + 100)
-    assert found["value"].to_list() == pytest.approx([math.sqrt(170 / 125), 1.0])
+    assert table["value"].to_list() == pytest.approx([math.sqrt(170 / 125), 1.0])
     half = T * abs(1.0 / 5.0 - 13.0 / 10.0) / 2
     ratio = math.sqrt(170 / 125)  # ± half reaches below 0
-    assert found["high"][0] == pytest.approx(ratio * math.exp(half / ratio))
+    assert table["high"][0] == pytest.approx(ratio * math.exp(half / ratio))
 
 
 def test_the_order_of_rows_changes_nothing():
@@ -274,8 +274,8 @@ def test_the_order_of_rows_changes_nothing():
 
 def test_a_gradient_of_nothing_is_undecided():
     rows = frame([row(1.0, 0.0, 0.0, low=math.nan, high=math.nan), row(1.0, 1.0, 0.5, sample=1, low=0.4, high=0.6)])
-    found = numbers(alignment(rows))
-    assert (found["undecided"]["value"], found["positive"]["value"]) == (0.5, 0.5)
+    lines = numbers(alignment(rows))
+    assert (lines["undecided"]["value"], lines["positive"]["value"]) == (0.5, 0.5)
 
 
 def test_only_a_standard_twin_explains():

@@ -75,9 +75,9 @@ def test_linear_maps_have_their_norm_everywhere(outputs, inputs, rank, batch):
     expected = torch.linalg.svdvals(matrix)[0].expand(batch)
     f, x = linear(matrix), gaussian(batch, inputs, seed=2)
     assert_close(exact_norm(f, x).value, expected, rtol=1e-10, atol=0)
-    found = power_iteration(f, x, steps=2000, tolerance=1e-15)
-    assert_close(found.value, expected, rtol=1e-6, atol=0)
-    for result in (found, exact_norm(f, x)):
+    estimate = power_iteration(f, x, steps=2000, tolerance=1e-15)
+    assert_close(estimate.value, expected, rtol=1e-6, atol=0)
+    for result in (estimate, exact_norm(f, x)):
         length = result.direction.norm(dim=1)
         assert_close(length, torch.ones_like(length))
         assert_close((result.direction @ matrix.mT).norm(dim=1), result.value)
@@ -93,30 +93,30 @@ def test_closed_forms():
     assert_close(exact_norm(linear(diagonal), x).value, torch.full((2,), 4.0).double())
     assert_close(power_iteration(linear(diagonal), x).value, torch.full((2,), 4.0).double(), rtol=1e-5, atol=0)
     row = torch.tensor([[3.0, -4.0, 1.0]], dtype=torch.float64)  # one output: the norm of the row, in one step
-    found = power_iteration(linear(row), x, steps=1)
-    assert_close(found.value, torch.full((2,), 26**0.5).double())
+    estimate = power_iteration(linear(row), x, steps=1)
+    assert_close(estimate.value, torch.full((2,), 26**0.5).double())
 
 
 def test_uniform_samples_see_the_average_slope():
     matrix = gaussian(7, 101)  # D = 101
     matrix[0] *= 5  # far from isotropic, so that the average is far below the norm
-    found = uniform_sampling(linear(matrix), gaussian(2, 101, seed=1), 0.03, samples=400)
+    slopes = uniform_sampling(linear(matrix), gaussian(2, 101, seed=1), 0.03, samples=400)
     average = matrix.norm() / 101**0.5
     # the mean square is ‖J‖²_F/D; the mean is less, by Jensen's inequality
-    assert ((found.mean < average) & (found.mean > 0.75 * average)).all()
-    assert (found.largest < 0.6 * torch.linalg.svdvals(matrix)[0]).all()
-    assert (found.mean < found.largest).all()
+    assert ((slopes.mean < average) & (slopes.mean > 0.75 * average)).all()
+    assert (slopes.largest < 0.6 * torch.linalg.svdvals(matrix)[0]).all()
+    assert (slopes.mean < slopes.largest).all()
     scaled = uniform_sampling(linear(torch.eye(101).double()), gaussian(2, 101), 0.03, samples=10)
     assert_close(scaled.mean, torch.ones(2).double())  # an isometry has slope 1 every way
 
 
 def test_perturbations_are_in_the_ball_and_have_the_slope():
     f, x = mlp(11, 5), gaussian(4, 11)
-    for found in (uniform_sampling(f, x, 0.4), gradient_ascent(f, x, 0.4)):
-        delta = found.perturbation
+    for estimate in (uniform_sampling(f, x, 0.4), gradient_ascent(f, x, 0.4)):
+        delta = estimate.perturbation
         assert (delta.abs().amax(1) <= 0.4 * (1 + 1e-9)).all()
         chord = (f(x + delta) - f(x)).norm(dim=1) / delta.norm(dim=1)
-        value = found.largest if hasattr(found, "largest") else found.value
+        value = estimate.largest if hasattr(estimate, "largest") else estimate.value
         moved = delta.abs().amax(1) > 0
         assert moved.any()
         assert_close(chord[moved], value[moved])
@@ -151,12 +151,12 @@ MODELS = {
 def test_power_iteration_reaches_the_singular_value(name):
     f, x = MODELS[name]()
     exact = exact_norm(f, x)
-    found = power_iteration(f, x)
-    assert (found.value >= 0.99 * exact.value).all()
-    assert (found.value <= exact.value * (1 + 1e-5)).all()
+    estimate = power_iteration(f, x)
+    assert (estimate.value >= 0.99 * exact.value).all()
+    assert (estimate.value <= exact.value * (1 + 1e-5)).all()
     short = power_iteration(f, x, steps=1)
-    assert (short.value <= found.value * (1 + 1e-5)).all()
-    assert (short.value < 0.999 * found.value).any()
+    assert (short.value <= estimate.value * (1 + 1e-5)).all()
+    assert (short.value < 0.999 * estimate.value).any()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -177,16 +177,16 @@ def test_ascent_finds_the_steepest_chord_where_the_slope_at_x_is_small():
     grid = torch.linspace(1e-3, 1.0, 100_001, dtype=torch.float64)
     expected = (torch.sin(3 * grid).square() / grid).max()
     x = torch.zeros(5, 1, dtype=torch.float64)
-    found = gradient_ascent(lambda t: torch.sin(3 * t).square(), x, 1.0, steps=60)
-    assert_close(found.value, expected.expand(5), rtol=1e-4, atol=0)
+    ascent = gradient_ascent(lambda t: torch.sin(3 * t).square(), x, 1.0, steps=60)
+    assert_close(ascent.value, expected.expand(5), rtol=1e-4, atol=0)
     assert power_iteration(lambda t: torch.sin(3 * t).square(), x).value.max() < 1e-6
 
 
 def test_ascent_looks_along_both_ways_of_a_direction():
     # 1 + 5·(r − 0.3)/r towards −r, 1 towards r; the sign of v is drawn
     x = torch.zeros(6, 1, dtype=torch.float64)
-    found = gradient_ascent(lambda t: t - 5 * torch.relu(-t - 0.3), x, 1.0)
-    assert_close(found.value, torch.full((6,), 4.5).double())
+    ascent = gradient_ascent(lambda t: t - 5 * torch.relu(-t - 0.3), x, 1.0)
+    assert_close(ascent.value, torch.full((6,), 4.5).double())
 
 
 def test_ascent_knows_what_the_samples_saw():
@@ -200,10 +200,10 @@ def test_ascent_knows_what_the_samples_saw():
 
 
 def test_the_local_maximum_looks_at_x_itself():
-    found = local_maximum(lambda t: torch.tanh(50 * t) / 50, torch.zeros(3, 1).double(), 1.0, points=2)
-    assert_close(found.largest, torch.ones(3).double())
-    assert torch.equal(found.perturbation, torch.zeros(3, 1).double())
-    assert (found.mean < 0.5).all()
+    slopes = local_maximum(lambda t: torch.tanh(50 * t) / 50, torch.zeros(3, 1).double(), 1.0, points=2)
+    assert_close(slopes.largest, torch.ones(3).double())
+    assert torch.equal(slopes.perturbation, torch.zeros(3, 1).double())
+    assert (slopes.mean < 0.5).all()
 
 
 def test_a_gradient_of_zero_leaves_the_choice():
@@ -214,13 +214,13 @@ def test_a_gradient_of_zero_leaves_the_choice():
 def test_the_local_maximum_is_at_least_the_norm_at_x_and_at_most_the_supremum():
     x = gaussian(3, 1) * 0.1
     f = lambda t: torch.sin(3 * t)  # noqa: E731
-    found = local_maximum(f, x, 1.0, points=40)
-    assert (found.largest >= power_iteration(f, x, steps=20).value).all()
-    assert (found.largest <= 3.0 + 1e-9).all()
-    assert (found.largest > 2.95).all()
-    assert (found.mean < found.largest).all()
-    slope = 3 * torch.cos(3 * (x + found.perturbation)).abs().squeeze(1)
-    assert_close(slope, found.largest)
+    slopes = local_maximum(f, x, 1.0, points=40)
+    assert (slopes.largest >= power_iteration(f, x, steps=20).value).all()
+    assert (slopes.largest <= 3.0 + 1e-9).all()
+    assert (slopes.largest > 2.95).all()
+    assert (slopes.mean < slopes.largest).all()
+    slope = 3 * torch.cos(3 * (x + slopes.perturbation)).abs().squeeze(1)
+    assert_close(slope, slopes.largest)
 
 
 def estimates(f, x, ids=None):
@@ -281,8 +281,8 @@ def test_a_sample_that_has_converged_waits_untouched():
 )
 def test_a_constant_has_slope_zero(f):
     x = gaussian(3, 5)
-    found = {**estimates(f, x), "svd": exact_norm(f, x).value}
-    for key, value in found.items():
+    slopes = {**estimates(f, x), "svd": exact_norm(f, x).value}
+    for key, value in slopes.items():
         assert torch.equal(value, torch.zeros(3).double()), key
     direction = power_iteration(f, x).direction
     assert direction.isfinite().all()
@@ -290,13 +290,13 @@ def test_a_constant_has_slope_zero(f):
 
 def test_seeds_and_draws_differ():
     f, x = mlp(7, 5), gaussian(1, 7).expand(3, 7)
-    found = uniform_sampling(f, x, 0.3, samples=1)
+    slopes = uniform_sampling(f, x, 0.3, samples=1)
     again = uniform_sampling(f, x, 0.3, samples=1, seed=1)
-    assert len(set(found.mean.tolist() + again.mean.tolist())) == 6  # one input, six draws
-    assert torch.equal(found.mean, uniform_sampling(f, x, 0.3, samples=1).mean)
+    assert len(set(slopes.mean.tolist() + again.mean.tolist())) == 6  # one input, six draws
+    assert torch.equal(slopes.mean, uniform_sampling(f, x, 0.3, samples=1).mean)
     more = uniform_sampling(f, x, 0.3, samples=9)
     assert (more.largest > more.mean).all()
-    assert (more.largest >= found.largest).all()
+    assert (more.largest >= slopes.largest).all()
 
 
 @settings(max_examples=6)

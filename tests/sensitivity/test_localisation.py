@@ -37,18 +37,18 @@ def test_average_precision_by_hand():
 @pytest.mark.parametrize("scale", [1, 2, 3])
 def test_map_is_measured_at_the_size_of_its_mask(scale):
     generator = np.random.default_rng(scale)
-    values, own = generator.normal(size=(5, 7)), generator.random((5 * scale, 7 * scale)) < 0.3
-    fine = enlarge(values, *own.shape)
-    hit, precision = localise(values, own)
-    assert precision == pytest.approx(average_precision_score(own.ravel(), fine.ravel()), rel=1e-12)
-    assert hit == own[np.unravel_index(fine.argmax(), own.shape)]
+    values, truth = generator.normal(size=(5, 7)), generator.random((5 * scale, 7 * scale)) < 0.3
+    fine = enlarge(values, *truth.shape)
+    hit, precision = localise(values, truth)
+    assert precision == pytest.approx(average_precision_score(truth.ravel(), fine.ravel()), rel=1e-12)
+    assert hit == truth[np.unravel_index(fine.argmax(), truth.shape)]
 
 
 def test_only_the_order_of_the_values_counts():
     generator = np.random.default_rng(1)
     for _ in range(4):
-        values, own = generator.normal(size=(3, 3)), generator.random((3, 3)) < 0.5
-        assert localise(values, own) == localise(3 * values - 8, own)
+        values, truth = generator.normal(size=(3, 3)), generator.random((3, 3)) < 0.5
+        assert localise(values, truth) == localise(3 * values - 8, truth)
 
 
 def test_an_enlarged_map_keeps_its_cells_where_they_were():

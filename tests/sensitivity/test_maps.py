@@ -146,9 +146,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_are_found_and_rows_sum_to_one_minus_lambda(name):
     model, inputs, depth, differential = MODELS[name]()
-    found = attention_maps(model, inputs)
-    assert len(found) == depth
-    for maps in found.values():
+    layers = attention_maps(model, inputs)
+    assert len(layers) == depth
+    for maps in layers.values():
         assert (maps.negative is not None) == differential
         rows = maps.combined.sum(-1)
         lam = 0.0 if maps.lam is None else maps.lam
@@ -188,13 +188,13 @@ def _compare_call(call):
     for traced, branch in pairs:
         v = rand(*branch.attention.shape, seed=4)
         (whole,) = torch.autograd.grad((traced.attention * v).sum(), x, retain_graph=True)
-        found = branch.vjp(v).sum(1)
-        assert_close(found if found.shape == whole.shape else found.transpose(0, 1), whole, rtol=1e-9, atol=1e-9)
+        grad = branch.vjp(v).sum(1)
+        assert_close(grad if grad.shape == whole.shape else grad.transpose(0, 1), whole, rtol=1e-9, atol=1e-9)
         for head in range(v.shape[1]):  # each head alone
             (one,) = torch.autograd.grad((traced.attention * v)[:, head].sum(), x, retain_graph=True)
             mine = branch.vjp(v)[:, head]
             assert_close(mine if mine.shape == one.shape else mine.transpose(0, 1), one, rtol=1e-9, atol=1e-9)
-        assert_close((branch.jvp(t) * v).sum(), (found * t).sum(), rtol=1e-9, atol=1e-9)  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
+        assert_close((branch.jvp(t) * v).sum(), (grad * t).sum(), rtol=1e-9, atol=1e-9)  # ⟨J·t, v⟩ = ⟨t, Jᵀv⟩
 
 
 @pytest.mark.parametrize("name", ["ours, differential", "transformers ViT", "ours, standard"])
@@ -229,9 +229,9 @@ def test_eager_and_fused_models_give_the_same():
 @pytest.mark.parametrize("name", ["vit_dwee_patch16_reg1_gap_256", "vit_wee_patch16_reg1_gap_256"])
 def test_timm_models(name):
     model = timm.create_model(name, num_classes=7, img_size=64, depth=2).eval()
-    found = attention_maps(model, torch.rand(2, 3, 64, 64))
-    assert list(found) == ["blocks.0.attn", "blocks.1.attn"]
-    assert all((maps.negative is not None) == ("dwee" in name) for maps in found.values())
+    layers = attention_maps(model, torch.rand(2, 3, 64, 64))
+    assert list(layers) == ["blocks.0.attn", "blocks.1.attn"]
+    assert all((maps.negative is not None) == ("dwee" in name) for maps in layers.values())
 
 
 def differential_models_of_timm():
@@ -251,8 +251,8 @@ def test_every_differential_model_of_timm_has_two_maps_in_each_layer():
     assert len(names) >= 3
     for name in names:
         model = timm.create_model(name, num_classes=7, img_size=32, depth=2, embed_dim=24, num_heads=2).eval()
-        found = attention_maps(model, torch.rand(2, 3, 32, 32))
-        assert [maps.negative is not None for maps in found.values()] == [True, True], name
+        layers = attention_maps(model, torch.rand(2, 3, 32, 32))
+        assert [maps.negative is not None for maps in layers.values()] == [True, True], name
         assert attention_kind(model) == "differential"
 
 
@@ -260,10 +260,10 @@ def test_every_differential_model_of_timm_has_two_maps_in_each_layer():
 def test_timm_models_with_attention_beside_the_mlp(name):
     model = timm.create_model(name, num_classes=7, img_size=64, depth=2, init_values=1e-5).eval()
     images = torch.rand(2, 3, 64, 64)
-    found = attention_maps(model, images)
-    assert list(found) == ["blocks.0", "blocks.1"]
-    assert all((maps.negative is not None) == ("dpwee" in name) for maps in found.values())
-    for layer, maps in found.items():  # as functions of the images, they are the same
+    layers = attention_maps(model, images)
+    assert list(layers) == ["blocks.0", "blocks.1"]
+    assert all((maps.negative is not None) == ("dpwee" in name) for maps in layers.values())
+    for layer, maps in layers.items():  # as functions of the images, they are the same
         assert_close(map_function(model, layer)(images), maps.combined.flatten(1) * maps.positive.shape[1] ** -0.5)
     path = propagate(model, images, images.flip(0))
     assert path.names == ("embedding", "blocks.0", "blocks.1")
@@ -376,10 +376,10 @@ class WithGate(WithPositions):
 
 def test_a_guess_that_fits_nothing_asks_for_an_adapter():
     model = wild(WithGate())
-    said = r"attn \(GatedDiffAttn\): does not work like others of its class .*antiphase.sensitivity.register[^\n]*$"
-    with pytest.raises(UserError, match=said):
+    message = r"attn \(GatedDiffAttn\): does not work like others of its class .*antiphase.sensitivity.register[^\n]*$"
+    with pytest.raises(UserError, match=message):
         attention_maps(model, rand(1, 5, 16))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         map_function(model, "attn")(rand(1, 5, 16))
 
 
@@ -418,9 +418,9 @@ def test_other_peoples_models_have_alignments(open_clip_model):
     from antiphase.sensitivity import align, direction_grams, random_directions, token_grams
 
     keys = torch.arange(6).view(2, 3)
-    found = list(token_grams(diff_llama(), ids(), keys))  # rotary positions: no closed form
-    assert [probes for _, _, probes in found] == [3, 3]
-    assert all(align(gram, probes=True).cosine.shape == (2, 4) for _, gram, _ in found)
+    grams = list(token_grams(diff_llama(), ids(), keys))  # rotary positions: no closed form
+    assert [probes for _, _, probes in grams] == [3, 3]
+    assert all(align(gram, probes=True).cosine.shape == (2, 4) for _, gram, _ in grams)
     model, images = open_clip_model, torch.rand(1, 3, 24, 24)
     exact = list(token_grams(model, images, keys[:1]))
     assert [probes for _, _, probes in exact] == [0] * 4

@@ -63,14 +63,14 @@ def state(model):
     }
 
 
-def numbers(found):
+def numbers(item):
     """Return what one step of a generator gave, as tensors."""
-    if isinstance(found, tuple):
-        gram = found[1]
+    if isinstance(item, tuple):
+        gram = item[1]
         return [gram.first, gram.second, gram.third if hasattr(gram, "third") else gram.cross]
-    if isinstance(found, BranchChange):
-        return [found.positive, found.negative, found.moved]
-    return [found.maps.positive.detach(), found.maps.negative.detach()]
+    if isinstance(item, BranchChange):
+        return [item.positive, item.negative, item.moved]
+    return [item.maps.positive.detach(), item.maps.negative.detach()]
 
 
 def test_every_public_generator_is_covered():
@@ -84,20 +84,20 @@ def test_every_public_generator_is_covered():
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_generator_leaves_the_modes_of_its_caller(name, mode):
     model = make(**({"variant": "v2"} if name == "gradient_terms" else {}))
-    expected = [numbers(found) for found in GENERATORS[name](model)]
+    expected = [numbers(item) for item in GENERATORS[name](model)]
     assert expected
     with MODES[mode]():
         before = state(model)
-        found = []
+        results = []
         for one in GENERATORS[name](model):
             assert state(model) == before
-            found.append(numbers(one))
+            results.append(numbers(one))
         assert state(model) == before
         for _ in GENERATORS[name](model):
             break
         assert state(model) == before
         again = [numbers(one) for one in GENERATORS[name](model)]
-    assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert_close(results, expected, rtol=1e-12, atol=1e-12)
     assert_close(again, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -118,9 +118,9 @@ def test_norms_and_paths_are_the_same_in_every_mode(mode):
 
     expected = compute()
     with MODES[mode]():
-        found = compute()
-    assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    assert min(float(each.min()) for each in found[:3]) > 0
+        results = compute()
+    assert_close(results, expected, rtol=1e-9, atol=1e-9)
+    assert min(float(result.min()) for result in results[:3]) > 0
 
 
 def test_a_model_made_in_inference_mode_has_no_gradients():

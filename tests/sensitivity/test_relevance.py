@@ -67,17 +67,17 @@ def slow(model, x, texts, part, start=0):
 )
 def test_relevance_is_what_the_formulas_say(build, fields, part, start):
     model, x = small(build, **fields), images()
-    found = chefer_relevance(model, x, TEXTS, part, start)
+    relevance = chefer_relevance(model, x, TEXTS, part, start)
     expected = slow(model, x, TEXTS, part, start)
     assert expected.max() > 1e-3
-    assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert_close(relevance, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_relevance_is_not_negative_and_differs_between_texts():
-    found = chefer_relevance(small(), images(5), TEXTS)
-    assert found.shape == (2, 5, 3, 3)
-    assert found.min() >= 0
-    assert not torch.allclose(found[0], found[1], rtol=0.01)
+    relevance = chefer_relevance(small(), images(5), TEXTS)
+    assert relevance.shape == (2, 5, 3, 3)
+    assert relevance.min() >= 0
+    assert not torch.allclose(relevance[0], relevance[1], rtol=0.01)
 
 
 def test_the_company_of_an_image_or_a_text_does_not_matter():
@@ -113,13 +113,13 @@ def test_one_layer_gives_its_own_map_times_its_gradient():
 
 def test_frozen_weights_give_the_same_and_nobody_s_gradient_is_left_behind():
     model, x = small(), images()
-    found = chefer_relevance(model, x, TEXTS)
-    assert not found.requires_grad
+    relevance = chefer_relevance(model, x, TEXTS)
+    assert not relevance.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
     assert x.grad is None
     assert not x.requires_grad
     with torch.no_grad():
-        assert torch.equal(chefer_relevance(model.requires_grad_(False), x, TEXTS), found)
+        assert torch.equal(chefer_relevance(model.requires_grad_(False), x, TEXTS), relevance)
 
 
 def test_raw_attention_is_the_class_token_s_row():
@@ -127,41 +127,41 @@ def test_raw_attention_is_the_class_token_s_row():
     maps = {part: attention_map(model, x, part, 1) for part in ("combined", "positive", "negative")}
     lam = model.visual.blocks[1].attn.lam()
     assert_close(maps["combined"], maps["positive"] - lam * maps["negative"])
-    own = []
-    hook = model.visual.blocks[1].attn.register_forward_hook(lambda module, given, _: own.append(module.maps(given[0])))
+    raw = []
+    hook = model.visual.blocks[1].attn.register_forward_hook(lambda module, args, _: raw.append(module.maps(args[0])))
     model.encode_image(x)
     hook.remove()
-    assert_close(maps["positive"].flatten(1), own[0].positive.mean(1)[:, 0, 1:])
+    assert_close(maps["positive"].flatten(1), raw[0].positive.mean(1)[:, 0, 1:])
     assert_close(attention_map(model, x, "combined", -2), maps["combined"])
     assert not torch.allclose(attention_map(model, x, "combined"), maps["combined"])
 
 
 def test_methods_are_the_functions():
     model, x = small(), images()
-    found = {name: method.maps(model, x, TEXTS, 0) for name, method in METHODS.items()}
-    assert {maps.shape for maps in found.values()} == {(2, 2, 3, 3)}
+    results = {name: method.maps(model, x, TEXTS, 0) for name, method in METHODS.items()}
+    assert {maps.shape for maps in results.values()} == {(2, 2, 3, 3)}
     for name, part in (("relevance", "combined"), ("relevance-negative", "negative")):
-        assert_close(found[name], chefer_relevance(model, x, TEXTS, part))
-    assert_close(found["relevance-last"], chefer_relevance(model, x, TEXTS, start=-1))
-    assert_close(found["attention"][1], attention_map(model, x, "combined", 0))
+        assert_close(results[name], chefer_relevance(model, x, TEXTS, part))
+    assert_close(results["relevance-last"], chefer_relevance(model, x, TEXTS, start=-1))
+    assert_close(results["attention"][1], attention_map(model, x, "combined", 0))
     for name, method in METHODS.items():
-        assert method.asks == (not torch.equal(found[name][0], found[name][1]))
+        assert method.asks == (not torch.equal(results[name][0], results[name][1]))
 
 
 class LeafyAttention(nn.Module):
     """``nn.MultiheadAttention`` in plain products, with a leaf of zeros added to its maps."""
 
-    def __init__(self, own):
+    def __init__(self, attention):
         super().__init__()
-        self.own = own
+        self.attention = attention
 
     def forward(self, x, *_, **__):
-        q, k, v = nn.functional.linear(x, self.own.in_proj_weight, self.own.in_proj_bias).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (self.own.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+        q, k, v = nn.functional.linear(x, self.attention.in_proj_weight, self.attention.in_proj_bias).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.attention.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
         a = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
         self.leaf = torch.zeros_like(a, requires_grad=True)
         self.map = a + self.leaf
-        return self.own.out_proj((self.map @ v).transpose(1, 2).flatten(2)), None
+        return self.attention.out_proj((self.map @ v).transpose(1, 2).flatten(2)), None
 
 
 def foreign(**vision):
@@ -181,7 +181,7 @@ def test_open_clip_s_models_as_attention_with_leaves_has_it(batch_first):
     tower.batch_first = batch_first
     for block in tower.resblocks:
         block.attn.batch_first = batch_first
-    found = chefer_relevance(model, x, TEXTS)
+    relevance = chefer_relevance(model, x, TEXTS)
     tower.batch_first = True
     for block in tower.resblocks:
         block.attn = LeafyAttention(block.attn)
@@ -193,7 +193,7 @@ def test_open_clip_s_models_as_attention_with_leaves_has_it(batch_first):
     for block in tower.resblocks:
         cam = (block.attn.leaf.grad * block.attn.map).clamp_min(0).mean(1)
         matrix = matrix + cam @ matrix
-    assert_close(found[1].flatten(1), matrix[:, 0, 1:].detach(), rtol=1e-9, atol=1e-12)
+    assert_close(relevance[1].flatten(1), matrix[:, 0, 1:].detach(), rtol=1e-9, atol=1e-12)
 
 
 class Masked(nn.Module):

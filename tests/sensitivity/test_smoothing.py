@@ -38,8 +38,8 @@ def test_every_image_is_what_cohen_s_procedure_makes_of_it(sigma):
         reference.certify(model, image, draws_of(4, id), sigma, 13, 101, 0.01)
         for image, id in zip(x, ids.tolist(), strict=True)
     ]
-    found = zip(result.prediction, result.radius, result.top, result.count, strict=True)
-    for (prediction, radius, top, count), expected in zip(found, slow, strict=True):
+    verdicts = zip(result.prediction, result.radius, result.top, result.count, strict=True)
+    for (prediction, radius, top, count), expected in zip(verdicts, slow, strict=True):
         assert (int(prediction), int(top), int(count)) == (expected[0], *expected[2:])
         assert float(radius) == pytest.approx(expected[1], abs=1e-9)
 
@@ -163,8 +163,8 @@ def test_a_model_that_says_one_thing_reaches_the_largest_radius():
 def test_images_are_reported_as_they_finish():
     told = []
     model, x = network(), images(3, SHAPE)
-    result = smooth(model, x, **QUICK, batch_size=50, on_finished=lambda at, verdict: told.append((at, verdict)))
-    assert [at for at, _ in told] == [0, 1, 2]
+    result = smooth(model, x, **QUICK, batch_size=50, on_finished=lambda row, verdict: told.append((row, verdict)))
+    assert [row for row, _ in told] == [0, 1, 2]
     for name in ("prediction", "radius", "top", "count"):
         assert [verdict[name] for _, verdict in told] == getattr(result, name).tolist()
 
@@ -251,11 +251,11 @@ def test_lower_bound_is_too_high_at_most_as_often_as_alpha(p):
 @given(sigma=st.floats(0.05, 20), samples=st.integers(20, 500), alpha=st.floats(1e-3, 0.1))
 def test_certified_radius_rises_with_the_count_and_scales_with_sigma(sigma, samples, alpha):
     radius = certified_radius(np.arange(samples + 1), samples, sigma, alpha)
-    said = ~np.isnan(radius)
-    assert not said[samples // 2]
-    assert said[-1] == (alpha ** (1 / samples) >= 0.5)
-    assert (np.diff(said.astype(int)) >= 0).all()
-    assert (np.diff(radius[said]) > 0).all()
+    certified = ~np.isnan(radius)
+    assert not certified[samples // 2]
+    assert certified[-1] == (alpha ** (1 / samples) >= 0.5)
+    assert (np.diff(certified.astype(int)) >= 0).all()
+    assert (np.diff(radius[certified]) > 0).all()
     unit = certified_radius(np.arange(samples + 1), samples, 1.0, alpha)
     np.testing.assert_allclose(radius, sigma * unit)
 

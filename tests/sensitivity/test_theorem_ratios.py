@@ -31,38 +31,38 @@ def gradients(lams=(0.8, 0.8, 0.8)):
     return pl.DataFrame(rows), kept
 
 
-def value(found, metric, layer):
-    return found.filter(metric=metric, layer=layer)["value"].item()
+def value(table, metric, layer):
+    return table.filter(metric=metric, layer=layer)["value"].item()
 
 
 @pytest.mark.parametrize("lams", [(0.8, 0.8, 0.8), (0.5, 0.9, -0.3)])
 def test_places_are_those_of_all_gradients_in_one_vector(lams):
     rows, kept = gradients(lams)
-    found = places(rows, {"diff": "base"})
+    table = places(rows, {"diff": "base"})
     for layer in range(LAYERS):
         one, two, base = (
-            np.concatenate([each[part] for key, each in kept.items() if key[0] == layer]) for part in range(3)
+            np.concatenate([block[part] for key, block in kept.items() if key[0] == layer]) for part in range(3)
         )
         lengths = [np.linalg.norm(part) for part in (one, two, base)]
-        assert value(found, "rho", layer) == pytest.approx(lengths[1] / lengths[0])
-        assert value(found, "cosine", layer) == pytest.approx(one @ two / (lengths[0] * lengths[1]))
-        assert value(found, "gamma", layer) == pytest.approx(lengths[0] / lengths[2])
+        assert value(table, "rho", layer) == pytest.approx(lengths[1] / lengths[0])
+        assert value(table, "cosine", layer) == pytest.approx(one @ two / (lengths[0] * lengths[1]))
+        assert value(table, "gamma", layer) == pytest.approx(lengths[0] / lengths[2])
         ratio = np.linalg.norm(one - two) / lengths[2]  # the maps subtracted first: Theorem 2
-        assert value(found, "relative", layer) == pytest.approx(ratio)
-        beyond = value(found, "cosine", layer) < value(found, "critical", layer)  # Theorem 3
+        assert value(table, "relative", layer) == pytest.approx(ratio)
+        beyond = value(table, "cosine", layer) < value(table, "critical", layer)  # Theorem 3
         assert beyond == (ratio > 1)
-    assert found["n"].to_list() == [IMAGES] * len(found)
-    assert (found["low"] < found["value"]).all()
-    assert (found["value"] < found["high"]).all()
+    assert table["n"].to_list() == [IMAGES] * len(table)
+    assert (table["low"] < table["value"]).all()
+    assert (table["value"] < table["high"]).all()
 
 
 def test_without_a_twin_the_plane_is_that_of_theorem_1():
     rows, _ = gradients()
-    found = places(rows, {"diff": None})
+    table = places(rows, {"diff": None})
     for layer in range(LAYERS):
-        assert value(found, "gamma", layer) == 1.0
-        assert value(found, "critical", layer) == pytest.approx(value(found, "rho", layer) / 2)
-        assert value(found, "critical", layer) == pytest.approx(critical_cosine(1.0, 1.0, value(found, "rho", layer)))
+        assert value(table, "gamma", layer) == 1.0
+        assert value(table, "critical", layer) == pytest.approx(value(table, "rho", layer) / 2)
+        assert value(table, "critical", layer) == pytest.approx(critical_cosine(1.0, 1.0, value(table, "rho", layer)))
 
 
 def radii(seed):
@@ -73,15 +73,15 @@ def radii(seed):
 
 def test_the_ratio_of_radii_by_hand():
     rows, _ = gradients()
-    own, base = radii(1), radii(2)
-    parts = radius_parts(layer_parts(rows.filter(model="diff"), rows.filter(model="base")), own, base)
+    diff, base = radii(1), radii(2)
+    parts = radius_parts(layer_parts(rows.filter(model="diff"), rows.filter(model="base")), diff, base)
     means = {layer: block.select(RADIUS_PARTS).to_numpy().mean(0) for (layer,), block in parts.group_by("layer")}
 
     def ratio(metric, layer):
         return float(RATIOS[metric](means[layer]))
 
     def mean(column):
-        return math.exp(float((own[column].log() - base[column].log()).mean()))
+        return math.exp(float((diff[column].log() - base[column].log()).mean()))
 
     assert ratio("margin", 0) == pytest.approx(mean("margin"))
     assert ratio("constant", 0) == pytest.approx(mean("lipschitz"))

@@ -57,7 +57,7 @@ def test_arrays():
 
 
 @pytest.mark.parametrize(
-    ("compute", "said"),
+    ("compute", "message"),
     [
         (lambda: critical_cosine(1.0, -0.5, 1.0), "lam -0.5: expected a number at least 0"),
         (lambda: critical_cosine(1.0, np.array([0.5, -0.25]), 1.0), "lam -0.25: expected"),
@@ -70,8 +70,8 @@ def test_arrays():
         (lambda: radius_ratio(-1.0, 1.0, 0.8, 1.0, 0.0), "margin_ratio -1: expected a number at least 0"),
     ],
 )
-def test_numbers_out_of_range_are_refused(compute, said):
-    with pytest.raises(UserError, match=said):
+def test_numbers_out_of_range_are_refused(compute, message):
+    with pytest.raises(UserError, match=message):
         compute()
 
 

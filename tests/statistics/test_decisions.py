@@ -30,8 +30,8 @@ def test_mcnemar_is_the_binomial_tail_doubled(table):
 @given(tables)
 def test_clustered_mcnemar_of_clusters_of_one_is_mcnemar(table):
     pairs = outcomes(*table)
-    found = mcnemar_clustered(*pairs, np.arange(sum(table)))
-    assert found == pytest.approx(mcnemar_exact(*pairs))
+    p = mcnemar_clustered(*pairs, np.arange(sum(table)))
+    assert p == pytest.approx(mcnemar_exact(*pairs))
 
 
 def test_mcnemar_keeps_its_level_where_the_outcomes_are_equally_frequent():

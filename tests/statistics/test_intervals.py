@@ -122,19 +122,19 @@ def test_one_seed_has_no_spread():
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30))
 def test_the_jackknife_of_a_mean_is_students_interval(values):
-    found = jackknife(np.array(values)[:, None], lambda means: means[..., 0])
+    estimate = jackknife(np.array(values)[:, None], lambda means: means[..., 0])
     student = mean_over_seeds(values)
-    assert (found.value, found.low, found.high) == pytest.approx(
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
         (student.value, student.low, student.high), rel=1e-6, abs=1e-6
     )
-    assert found.n == student.n
+    assert estimate.n == student.n
 
 
 def test_the_jackknife_of_a_ratio_by_hand():
     parts = np.array([[1.0, 2.0], [3.0, 2.0]])
-    found = jackknife(parts, lambda means: means[..., 0] / means[..., 1])
+    estimate = jackknife(parts, lambda means: means[..., 0] / means[..., 1])
     half = 12.706204736 * math.sqrt(0.5 * 2 * 0.5**2)  # left out in turn: 3/2 and 1/2
-    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0 - half, 1.0 + half))
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((1.0, 1.0 - half, 1.0 + half))
 
 
 @pytest.mark.parametrize("n", [11, 50])
@@ -150,8 +150,8 @@ def test_the_jackknife_covers_a_ratio_and_a_cosine_as_often_as_it_says(n):
         one, two = np.einsum("ij,njk->ink", mixing, generator.normal(size=(n, 2, 5)))
         parts = np.stack([(one**2).sum(1), (two**2).sum(1), (one * two).sum(1)], 1)
         for name, (statistic, true) in statistics.items():
-            found = jackknife(parts, statistic)
-            hits[name] += found.low <= true <= found.high
+            estimate = jackknife(parts, statistic)
+            hits[name] += estimate.low <= true <= estimate.high
     for name, count in hits.items():
         assert 0.925 < count / 1000 < 0.975, name  # .95, give or take 3½ standard deviations
 
@@ -163,14 +163,14 @@ def test_the_jackknife_ignores_the_order_and_the_unit(pairs, unit):
     def ratio(means):
         return means[..., 0] / means[..., 1]
 
-    found = jackknife(parts, ratio)
+    result = jackknife(parts, ratio)
     for other in (jackknife(parts[::-1], ratio), jackknife(parts * unit, ratio)):
-        assert (other.value, other.low, other.high) == pytest.approx((found.value, found.low, found.high), abs=1e-6)
+        assert (other.value, other.low, other.high) == pytest.approx((result.value, result.low, result.high), abs=1e-6)
 
 
 def test_the_jackknife_of_one_sample_knows_nothing_and_of_none_is_refused():
-    found = jackknife(np.array([[2.0, 4.0]]), lambda means: means[..., 0] / means[..., 1])
-    assert (found.value, found.low, found.high, found.n) == (0.5, -math.inf, math.inf, 1)
+    estimate = jackknife(np.array([[2.0, 4.0]]), lambda means: means[..., 0] / means[..., 1])
+    assert (estimate.value, estimate.low, estimate.high, estimate.n) == (0.5, -math.inf, math.inf, 1)
     with pytest.raises(ValueError, match="no samples"):
         jackknife(np.empty((0, 2)), lambda means: means[..., 0])
 
@@ -192,12 +192,12 @@ def test_intervals_kept_within_their_range_cover_the_truth_more_often_than_cut_o
     for _ in range(rounds):
         values, truth = draw(generator, k)
         student = mean_over_seeds(values)
-        found = within(student)
-        assert 0 <= found.low <= found.value <= found.high
-        if found != student:
+        estimate = within(student)
+        assert 0 <= estimate.low <= estimate.value <= estimate.high
+        if estimate != student:
             left += 1
         cut += student.low <= truth <= student.high  # cutting at the ends of the range changes nothing here
-        kept += found.low <= truth <= found.high
+        kept += estimate.low <= truth <= estimate.high
     assert left > 0.3 * rounds
     assert cut / rounds + 0.01 < kept / rounds
     assert 0.90 <= kept / rounds <= 0.97
@@ -220,5 +220,5 @@ def test_intervals_without_end_and_at_the_ends_of_the_range_are_cut():
 
 
 def test_an_estimate_beyond_what_a_difference_can_be_stays_inside_its_interval():
-    found = as_difference(Estimate(1.2, 1.19, 1.21, 9))  # a trend along a fitted line
-    assert (found.low, found.value, found.high) == (1.19, 1.2, 1.2)
+    estimate = as_difference(Estimate(1.2, 1.19, 1.21, 9))  # a trend along a fitted line
+    assert (estimate.low, estimate.value, estimate.high) == (1.19, 1.2, 1.2)

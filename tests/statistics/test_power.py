@@ -17,7 +17,7 @@ def true_spread(seeds, samples, by_seed, by_sample, rest):
 
 def drawn(generator, mean, seeds, samples, deviations):
     shapes = ((seeds, 1), (1, samples), (seeds, samples))
-    return mean + sum(generator.normal(size=shape) * each for shape, each in zip(shapes, deviations, strict=True))
+    return mean + sum(generator.normal(size=shape) * std for shape, std in zip(shapes, deviations, strict=True))
 
 
 def within(hits, rounds, expected, off=0.0):
@@ -51,9 +51,9 @@ def test_the_seeds_promised_for_80_percent_give_80_percent(deviations):
     assert power_of(difference, planned.at(seeds - 1)) < 0.8
     generator = np.random.default_rng(0)
     rounds = 500
-    found = [crossed_mean(drawn(generator, difference, seeds, 200, deviations)).low > 0 for _ in range(rounds)]
+    hits = [crossed_mean(drawn(generator, difference, seeds, 200, deviations)).low > 0 for _ in range(rounds)]
     # Satterthwaite's degrees of freedom are themselves estimated: two points more or less
-    assert within(sum(found), rounds, power_of(difference, planned.at(seeds)), off=0.02)
+    assert within(sum(hits), rounds, power_of(difference, planned.at(seeds)), off=0.02)
 
 
 def test_the_power_to_find_nothing_is_the_power_seen():
@@ -64,8 +64,8 @@ def test_the_power_to_find_nothing_is_the_power_seen():
     rounds = 500
     hits = 0
     for _ in range(rounds):
-        found = crossed_mean(drawn(generator, 0.004, seeds, 300, deviations))
-        hits += found.low >= -0.03 and found.high <= 0.03
+        estimate = crossed_mean(drawn(generator, 0.004, seeds, 300, deviations))
+        hits += estimate.low >= -0.03 and estimate.high <= 0.03
     assert within(hits, rounds, promised, off=0.03)
 
 

@@ -26,8 +26,8 @@ def _difference(rng, shift, steepness, strata=20):
     """Return the difference of two models with other margins and steepness: raw, standardised, what that took away."""
     margins = [_margins(rng, 0.0), _margins(rng, shift)]
     broken = [
-        (rng.random(margin.shape) < _rate(margin, each)).astype(float)
-        for margin, each in zip(margins, (1.0, steepness), strict=True)
+        (rng.random(margin.shape) < _rate(margin, slope)).astype(float)
+        for margin, slope in zip(margins, (1.0, steepness), strict=True)
     ]
     matched = [standardised(hits, margin, margins, strata) for hits, margin in zip(broken, margins, strict=True)]
     raw, even = broken[1] - broken[0], matched[1] - matched[0]
@@ -45,14 +45,14 @@ def _truth(shift, steepness):
 @pytest.mark.parametrize(("shift", "steepness"), [(-0.5, 1.4), (0.0, 1.5)])
 def test_the_truth_is_recovered_and_covered(shift, steepness):
     rng = np.random.default_rng(3)
-    found = [_difference(rng, shift, steepness) for _ in range(100)]
+    draws = [_difference(rng, shift, steepness) for _ in range(100)]
     even, whole = _truth(shift, steepness)
-    for at, truth in ((1, even), (2, whole - even)):
-        estimates = [each[at] for each in found]
+    for index, truth in ((1, even), (2, whole - even)):
+        estimates = [draw[index] for draw in draws]
         assert np.mean([one.value for one in estimates]) == pytest.approx(truth, abs=0.006)
         assert np.mean([one.low <= truth <= one.high for one in estimates]) > 0.91
     if shift:  # the raw difference is another one
-        assert abs(np.mean([raw.value for raw, _, _ in found]) - even) > 0.05
+        assert abs(np.mean([raw.value for raw, _, _ in draws]) - even) > 0.05
 
 
 def test_where_only_the_margin_differs_nothing_is_left_of_a_large_difference():
@@ -64,15 +64,15 @@ def test_where_only_the_margin_differs_nothing_is_left_of_a_large_difference():
 
 def test_the_mean_is_the_sum_over_strata_by_hand():
     values = np.array([[1.0, 0.0, 1.0, 0.0, 0.0, 1.0]])
-    own = np.array([[0.1, 0.2, 0.3, 0.4, 2.5, 3.5]])  # four below 1, two above
-    population = [own, np.array([[0.5, 1.5, 1.6, 1.7, 1.8, 1.9]])]  # 5 of 12 below the median
+    margins = np.array([[0.1, 0.2, 0.3, 0.4, 2.5, 3.5]])  # four below 1, two above
+    population = [margins, np.array([[0.5, 1.5, 1.6, 1.7, 1.8, 1.9]])]  # 5 of 12 below the median
     median = np.median(np.stack(population))
     share = np.mean(np.stack(population) < median)
-    below = values[own < median].mean()
-    above = values[own >= median].mean()
-    found = standardised(values, own, population, strata=2)
-    assert found.shape == values.shape
-    assert found.mean() == pytest.approx(share * below + (1 - share) * above)
+    below = values[margins < median].mean()
+    above = values[margins >= median].mean()
+    result = standardised(values, margins, population, strata=2)
+    assert result.shape == values.shape
+    assert result.mean() == pytest.approx(share * below + (1 - share) * above)
 
 
 def test_the_models_own_margins_change_no_mean():
@@ -84,6 +84,6 @@ def test_the_models_own_margins_change_no_mean():
 
 def test_a_stratum_without_images_takes_the_nearest_rate():
     values = np.array([[1.0, 1.0, 0.0, 0.0]])
-    own = np.array([[1.0, 2.0, 3.0, 4.0]])
+    margins = np.array([[1.0, 2.0, 3.0, 4.0]])
     population = [np.array([[1.5, 3.5, 9.0, 10.0]])]  # half of it lies beyond
-    assert standardised(values, own, population, strata=4).mean() == pytest.approx(0.25)
+    assert standardised(values, margins, population, strata=4).mean() == pytest.approx(0.25)

@@ -23,12 +23,12 @@ _HEAD = "| in the paper | here | study | status |\n|---|---|---|---|"
 
 def block(paper: str) -> str:
     """Return the table of a paper's hyperparameters: each line once, with the studies that have it."""
-    table, found = PAPERS[paper], dict[Line, list[str]]()
+    table, studies = PAPERS[paper], dict[Line, list[str]]()
     for name, lines in table.items():
         for line in dict.fromkeys(lines):
-            found.setdefault(line, []).append(name)
+            studies.setdefault(line, []).append(name)
     return "\n".join(
-        [_HEAD, *(_row(line, _studies(table, line, names)) for line, names in sorted(found.items(), key=_place))]
+        [_HEAD, *(_row(line, _studies(table, line, names)) for line, names in sorted(studies.items(), key=_place))]
     )
 
 
@@ -56,11 +56,11 @@ def _listed(names: list[str]) -> str:
 
 def _row(line: Line, studies: str) -> str:
     kind = line.name.partition(".")[0]
-    theirs = f"{in_words(line.paper)} ({line.source})" if line.paper else "not printed"
+    paper_value = f"{in_words(line.paper)} ({line.source})" if line.paper else "not printed"
     code = f", {line.repository}" if line.repository else ""
     status = f"*declared deviation*: {in_words(line.ours).removesuffix('.')}. {line.why}" if line.ours else "*same*"
     place = PLACES.get(kind, "evaluation/tasks.py")
-    return f"| {line.name}: {theirs}{code} | `{place}` | {studies} | {status} |"
+    return f"| {line.name}: {paper_value}{code} | `{place}` | {studies} | {status} |"
 
 
 def with_blocks(text: str) -> str:

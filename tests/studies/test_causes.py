@@ -53,7 +53,7 @@ def test_a_name_is_no_part_of_a_variants_identity_but_an_intervention_is():
     plain = Variant(model=SMALL, series="a")
     assert identity(plain) == identity(Variant(model=SMALL, series="b"))
     others = [replace(plain, lam=0.5), replace(plain, negative="mean"), replace(plain, stopped=("negative",))]
-    assert len({identity(each) for each in (plain, *others)}) == 4
+    assert len({identity(variant) for variant in (plain, *others)}) == 4
     assert identity(Variant(model=SMALL, lam=0.5, stopped=("negative",))) == "e669a3049782cb57"  # what stores call it
     with pytest.raises(UserError, match="negative 'median': expected own, mean or uniform"):
         Variant(model=SMALL, negative="median")  # type: ignore[arg-type]
@@ -120,20 +120,20 @@ def _rows(steepness, shift, *, seeds=6, images=300, angle=1.0, losses=(0.4, 0.5,
             margin = 255 * np.exp(0.5 * level + of_seed + rng.normal(0, 0.2, images)) / 200
             slope = steepness.get(series, 1.0)
             distance = margin / 255 / slope * np.exp(rng.normal(0, 0.3, images))
-            own = pl.DataFrame({"sample": np.arange(images), "label": 0, "clean_prediction": 0})
+            samples = pl.DataFrame({"sample": np.arange(images), "label": 0, "clean_prediction": 0})
             for eps in EPS:
                 hits = {"attack": pl.lit("pgd"), "eps": pl.lit(eps), "success": pl.Series(distance <= eps)}
-                tables["attack"].append(own.with_columns(**hits, distance=pl.lit(eps), **_literal(base)))
+                tables["attack"].append(samples.with_columns(**hits, distance=pl.lit(eps), **_literal(base)))
             if series in LADDER:
-                found = {"attack": pl.lit("fab-t"), "eps": pl.lit(1.0), "success": pl.lit(True)}
-                tables["attack"].append(own.with_columns(**found, distance=pl.Series(distance), **_literal(base)))
+                fab = {"attack": pl.lit("fab-t"), "eps": pl.lit(1.0), "success": pl.lit(True)}
+                tables["attack"].append(samples.with_columns(**fab, distance=pl.Series(distance), **_literal(base)))
             if series in (*TRAINED, *CHANGED):
                 kappa = angle if series == DIFFVIT else 1.0
                 columns = {"margin": margin, "norm1": np.full(images, slope), "right1": np.full(images, slope / kappa)}
                 columns |= {name: np.ones(images) for name in ("positive", "negative", "inner")}
-                tables["margin"].append(own.with_columns(**_columns(columns), **_literal(base)))
+                tables["margin"].append(samples.with_columns(**_columns(columns), **_literal(base)))
                 loss = dict(zip((VIT, SHORTER, DIFFVIT), losses, strict=True)).get(series, 0.4)
-                tables["margin-train"].append(own.with_columns(loss=pl.lit(loss), **_literal(base)))
+                tables["margin-train"].append(samples.with_columns(loss=pl.lit(loss), **_literal(base)))
     return {name: pl.concat(frames) for name, frames in tables.items()}
 
 
@@ -146,8 +146,8 @@ def _literal(base):
 
 
 def test_where_only_margins_differ_all_of_the_difference_is_margins():
-    found = Measured(_rows({}, {DIFFVIT: -0.5}))
-    parts = {name: crossed_mean(values) for name, values in found.parts(1 / 255).items()}
+    measured = Measured(_rows({}, {DIFFVIT: -0.5}))
+    parts = {name: crossed_mean(values) for name, values in measured.parts(1 / 255).items()}
     assert parts[TOTAL].low > 0.1
     assert parts[MARGINS].value == pytest.approx(parts[TOTAL].value, abs=0.03)
     for name in (NORM, HEADS, SUBTRACTION):
@@ -160,8 +160,8 @@ def test_where_only_margins_differ_all_of_the_difference_is_margins():
 def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
     # norm and factor make an image a third steeper, the subtraction makes it that and half as much again
     steepness = {NORMED: 1.3, ZERO: 1.3, DIFFVIT: 2.0}
-    found = Measured(_rows(steepness, {DIFFVIT: -0.3, NORMED: 0.2}, angle=1.2))
-    parts = {name: crossed_mean(values) for name, values in found.parts(1 / 255).items()}
+    measured = Measured(_rows(steepness, {DIFFVIT: -0.3, NORMED: 0.2}, angle=1.2))
+    parts = {name: crossed_mean(values) for name, values in measured.parts(1 / 255).items()}
     total = sum(parts[name].value for name in (MARGINS, NORM, HEADS, SUBTRACTION))
     assert total == pytest.approx(parts[TOTAL].value, abs=1e-12)
     even = Measured(_rows(steepness, {}, angle=1.2))  # the same models at one distribution of margins
@@ -170,9 +170,9 @@ def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
     assert parts[NORM].low > 0.03
     assert parts[SUBTRACTION].low > 0.1
     assert 0.02 < parts[ANGLE].value < parts[SUBTRACTION].value
-    others = found.other_order(1 / 255).values()
-    assert sum(each.mean() for each in others) == pytest.approx(total - parts[MARGINS].value)
-    differences = found.differences(1 / 255)
+    others = measured.other_order(1 / 255).values()
+    assert sum(part.mean() for part in others) == pytest.approx(total - parts[MARGINS].value)
+    differences = measured.differences(1 / 255)
     assert differences[AT_MARGINS].mean() == pytest.approx(
         sum(parts[name].value for name in (NORM, HEADS, SUBTRACTION))
     )
@@ -180,38 +180,38 @@ def test_where_the_mechanism_differs_too_each_part_is_found_where_it_was_put():
 
 @pytest.mark.parametrize(("losses", "share"), [((0.4, 0.5, 0.45), 0.5), ((0.4, 0.5, 0.4), 0.0), ((0.4, 0.4, 0.5), 0.0)])
 def test_asr_at_equal_loss_is_interpolated(losses, share):
-    found = Measured(_rows({SHORTER: 2.0}, {}, losses=losses))
-    whole, short = (found.broken(series, EPS[1]).mean() for series in (VIT, SHORTER))
+    measured = Measured(_rows({SHORTER: 2.0}, {}, losses=losses))
+    whole, short = (measured.broken(series, EPS[1]).mean() for series in (VIT, SHORTER))
     expected = (1 - share) * whole + share * short
-    assert found.at_loss(EPS[1]).mean() == pytest.approx(expected)
-    remains = found.differences(EPS[1])[AT_LOSS].mean()
-    assert remains == pytest.approx(found.broken(DIFFVIT, EPS[1]).mean() - expected)
+    assert measured.at_loss(EPS[1]).mean() == pytest.approx(expected)
+    remains = measured.differences(EPS[1])[AT_LOSS].mean()
+    assert remains == pytest.approx(measured.broken(DIFFVIT, EPS[1]).mean() - expected)
 
 
 def test_the_least_perturbation_is_the_product_of_its_factors():
-    found = Measured(_rows({DIFFVIT: 2.0}, {}))
-    distance, margin, slope, rest = found.logarithms(DIFFVIT).values()
+    measured = Measured(_rows({DIFFVIT: 2.0}, {}))
+    distance, margin, slope, rest = measured.logarithms(DIFFVIT).values()
     assert np.allclose(distance, margin - slope + rest)
-    assert np.allclose(np.exp(distance), found.distances(DIFFVIT))
+    assert np.allclose(np.exp(distance), measured.distances(DIFFVIT))
 
 
 def test_the_first_sentence_and_the_claims_come_from_the_rows():
     rows = _rows({DIFFVIT: 1.6, ZERO: 1.1}, {DIFFVIT: -0.3}, angle=1.2)
     first, limits = draw(rows).notes
-    each = [Measured(rows).parts(eps) for eps in EPS]
+    parts_by_eps = [Measured(rows).parts(eps) for eps in EPS]
     parts = Measured(rows).parts(1 / 255)
     for name in (TOTAL, MARGINS, NORM, HEADS, SUBTRACTION, ANGLE):
-        number = f"{100 * np.mean([one[name].mean() for one in each]):+.1f} [".replace("-", "−")
+        number = f"{100 * np.mean([one[name].mean() for one in parts_by_eps]):+.1f} [".replace("-", "−")
         assert number in first, name
     assert "cos θ is −1.0000 [" in first
     assert "6 training seeds and 300 images" in first
     assert "What is not identified" in limits
-    found = {claim.name: claim for claim in CAUSES.claims(rows)}
-    assert found["subtraction-raises-asr"].verdict != "not run"
-    mean, *each = found["angle-raises-asr"].checks
-    assert [check.decides for check in (mean, *each)] == [True, False, False, False, False]
-    assert each[1].estimate.value == pytest.approx(parts[ANGLE].mean())
-    assert mean.estimate.value == pytest.approx(sum(check.estimate.value for check in each) / 4)
+    claims = {claim.name: claim for claim in CAUSES.claims(rows)}
+    assert claims["subtraction-raises-asr"].verdict != "not run"
+    mean, *checks = claims["angle-raises-asr"].checks
+    assert [check.decides for check in (mean, *checks)] == [True, False, False, False, False]
+    assert checks[1].estimate.value == pytest.approx(parts[ANGLE].mean())
+    assert mean.estimate.value == pytest.approx(sum(check.estimate.value for check in checks) / 4)
 
 
 def test_without_a_finished_seed_the_page_says_so():

@@ -44,8 +44,8 @@ def test_a_claim_with_an_effect_in_the_paper_is_compared_with_it_and_not_with_a_
     assert claim(check(0.0, 0.006), **effect).verdict == "undecided"  # within the margin, but the effect is, too
     assert claim(check(-0.01, 0.001), **effect).verdict == "contradicted"
     assert claim(check(0.1, 0.01), check(0.001, 0.002), **effect).verdict == "smaller than claimed"
-    each = claim(*[check(0.009, 0.002), check(0.003, 0.001), check(0.0, 0.006)] * 2, effects=(0.01, 0.02, math.nan))
-    assert each.verdicts == ["holds", "smaller than claimed", "absent"] * 2  # for each its own, and none for the last
+    result = claim(*[check(0.009, 0.002), check(0.003, 0.001), check(0.0, 0.006)] * 2, effects=(0.01, 0.02, math.nan))
+    assert result.verdicts == ["holds", "smaller than claimed", "absent"] * 2  # for each its own, and none for the last
 
 
 def test_checks_beside_the_others_are_shown_and_decide_nothing():
@@ -69,11 +69,11 @@ def test_mean_over_eps_weighs_every_budget_alike_and_every_budget_stands_beside_
                 ]
     names = ["series", "training_seed", "eps", "sample", "success", "cell"]
     frame = pl.DataFrame(rows, names, orient="row")
-    mean, *each = on_average(frame, "DiffViT", than="ViT", eps=[0.5 / 255, 1 / 255, 2 / 255])
-    assert [one.decides for one in (mean, *each)] == [True, False, False, False]
-    assert mean.estimate.value == pytest.approx(np.mean([one.estimate.value for one in each]))
+    mean, *checks = on_average(frame, "DiffViT", than="ViT", eps=[0.5 / 255, 1 / 255, 2 / 255])
+    assert [one.decides for one in (mean, *checks)] == [True, False, False, False]
+    assert mean.estimate.value == pytest.approx(np.mean([one.estimate.value for one in checks]))
     (alone, _) = on_average(frame, "DiffViT", than="ViT", eps=[1 / 255])  # what is not asked for has no part
-    assert alone.estimate.value == pytest.approx(each[1].estimate.value)
+    assert alone.estimate.value == pytest.approx(checks[1].estimate.value)
 
 
 def test_what_is_off_zero_within_the_margin_is_no_absence():
@@ -170,22 +170,22 @@ def test_wrong_verdicts_are_as_rare_as_promised(means, wrong):
     generator = np.random.default_rng(3)
     rounds = 800
     margin = {} if wrong != "absent" else {"margin": 0.02}
-    found = [claim(*estimates(generator, means), **margin).verdict for _ in range(rounds)]
+    verdicts = [claim(*estimates(generator, means), **margin).verdict for _ in range(rounds)]
     # at most 2.5 %, and three binomial standard deviations
-    assert found.count(wrong) / rounds <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / rounds)
+    assert verdicts.count(wrong) / rounds <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / rounds)
 
 
 def test_a_claim_with_an_exception_holds_by_chance_as_rarely_as_promised():
     generator = np.random.default_rng(5)
     rounds = 800
     # of four checks three have to be above 0; two are not
-    found = [claim(*estimates(generator, (0.3, 0.3, 0.0, 0.0)), exceptions=1).verdict for _ in range(rounds)]
-    assert found.count("holds") / rounds <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / rounds)
+    verdicts = [claim(*estimates(generator, (0.3, 0.3, 0.0, 0.0)), exceptions=1).verdict for _ in range(rounds)]
+    assert verdicts.count("holds") / rounds <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / rounds)
 
 
 def test_the_seeds_it_takes_are_those_of_the_slowest_check():
     slow, fast = check(0.02, 0.02), check(0.05, 0.02)
-    needed = [claim(each).seeds_needed for each in (slow, fast)]
+    needed = [claim(single_check).seeds_needed for single_check in (slow, fast)]
     assert needed[1] < needed[0]
     assert claim(slow, fast).seeds_needed == needed[0]
     contradicted = claim(slow, check(-0.05, 0.02)).seeds_needed  # one is enough, corrected for two
@@ -208,8 +208,8 @@ def test_that_many_seeds_decide_in_80_percent(means, verdict):
     seeds = planned.seeds_needed
     generator = np.random.default_rng(4)
     rounds = 800
-    found = [claim(*estimates(generator, means, seeds)).verdict for _ in range(rounds)]
-    assert 0.76 <= found.count(verdict) / rounds <= 0.88  # the next whole number of seeds has a little more
+    verdicts = [claim(*estimates(generator, means, seeds)).verdict for _ in range(rounds)]
+    assert 0.76 <= verdicts.count(verdict) / rounds <= 0.88  # the next whole number of seeds has a little more
 
 
 def test_what_is_no_worse_is_shown_as_it_is_and_judged_against_the_margin():

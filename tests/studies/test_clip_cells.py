@@ -106,11 +106,11 @@ def test_shards_in_the_data_folder_are_trained_on(lab, tmp_path, monkeypatch):
     emoji = load_pairs("openmoji", progress=False).subset(12)
     for shard in range(2):
         with tarfile.open(tmp_path / f"cc3m/0000{shard}.tar", "w") as archive:
-            for at in range(6 * shard, 6 * shard + 6):
+            for index in range(6 * shard, 6 * shard + 6):
                 picture = io.BytesIO()
-                Image.fromarray(emoji.pixels(at).permute(1, 2, 0).numpy()).save(picture, "PNG")
-                for suffix, content in (("png", picture.getvalue()), ("txt", emoji.captions[at][0].encode())):
-                    entry = tarfile.TarInfo(f"{at:09d}.{suffix}")
+                Image.fromarray(emoji.pixels(index).permute(1, 2, 0).numpy()).save(picture, "PNG")
+                for suffix, content in (("png", picture.getvalue()), ("txt", emoji.captions[index][0].encode())):
+                    entry = tarfile.TarInfo(f"{index:09d}.{suffix}")
                     entry.size = len(content)
                     archive.addfile(entry, io.BytesIO(content))
     cell = dataclasses.replace(TINY, data="shards:cc3m/{00000..00001}.tar", limit=None)
@@ -184,8 +184,8 @@ def test_rows_are_those_of_the_evaluation_suite(task, fields, lab, twins, tmp_pa
     cache = lab.store.root / FEATURES_FOLDER
     options = EvaluateOptions(models="m", out=tmp_path, cache=cache, quiet=True, **fields)
     evaluate([load_model(twins["DiffCLIP"].spec)], [], [source], options, tasks={task: None})
-    theirs = pl.read_parquet(tmp_path / "rows.parquet")
-    assert rows.select(list(ROW_SCHEMA)).equals(theirs.select(list(ROW_SCHEMA)))
+    expected = pl.read_parquet(tmp_path / "rows.parquet")
+    assert rows.select(list(ROW_SCHEMA)).equals(expected.select(list(ROW_SCHEMA)))
     assert (set(rows["task"]), set(rows["data"])) == ({task}, {"openmoji"})
 
 
@@ -260,18 +260,18 @@ def test_relevance_is_that_of_the_image_alone_and_stands_beside_its_pixels(lab, 
         assert rows["kind"].to_list() == kinds * 3
         assert rows["sample"].unique(maintain_order=True).to_list() == pairs.ids.tolist()
         for row in rows.filter(kind=COMBINED).iter_rows(named=True):
-            at = pairs.ids.tolist().index(row["sample"])
-            assert row["text"] == pairs.captions[at][0]
-            image = pairs.pixels(at)
+            index = pairs.ids.tolist().index(row["sample"])
+            assert row["text"] == pairs.captions[index][0]
+            image = pairs.pixels(index)
             expected = chefer_relevance(model, image[None] / 255, [row["text"]])[0, 0]
-            found = np.array(row["relevance"]).reshape(row["height"], row["width"])
-            assert found == pytest.approx(expected.numpy(), rel=1e-5)
+            relevance = np.array(row["relevance"]).reshape(row["height"], row["width"])
+            assert relevance == pytest.approx(expected.numpy(), rel=1e-5)
             shape = (row["image_height"], row["image_width"], 3)
             shown = np.frombuffer(row["image"], np.uint8).reshape(shape)
             assert np.array_equal(shown, image.permute(1, 2, 0).numpy())
             mask = drawn(image)
             assert row["object_share"] == mask.mean()
-            assert (row["pointing_game"], row["average_precision"]) == pytest.approx(localise(found, mask))
+            assert (row["pointing_game"], row["average_precision"]) == pytest.approx(localise(relevance, mask))
 
 
 def drawn(image):
@@ -297,23 +297,23 @@ def test_images_may_be_asked_about_by_their_class_or_by_the_same_texts(lab, twin
 def test_an_image_is_asked_for_its_objects_and_maps_are_scored_on_the_one_that_is_named(lab, twins):
     scenes = load_pairs("emoji-scenes", split="test", progress=False)
     cell = Relevance(model=twins["CLIP"], data="emoji-scenes", limit=2, ask="objects")
-    asked = dataclasses.replace(cell, texts=scenes.captions[3])
-    run_cells([cell, asked], lab)
+    query_cell = dataclasses.replace(cell, texts=scenes.captions[3])
+    run_cells([cell, query_cell], lab)
     rows = lab.store.rows(cell)
     chosen = scenes.subset(2, 0)
     assert rows["text"].to_list() == [name for two in chosen.captions for name in two]
-    for at, row in enumerate(rows.iter_rows(named=True)):
-        own, other = (chosen.objects[at // 2][place].mask() for place in (at % 2, 1 - at % 2))
-        found = np.array(row["relevance"]).reshape(row["height"], row["width"])
-        assert row["object_share"] == own.mean()
-        assert row["average_precision"] == pytest.approx(localise(found, own)[1])
-        fine = np.array(Image.fromarray(found).resize((64, 64), Image.Resampling.BILINEAR))
-        assert row["prefers_own"] == (fine[own].mean() > fine[other].mean())
-    rows = lab.store.rows(asked)
+    for index, row in enumerate(rows.iter_rows(named=True)):
+        mask, other_mask = (chosen.objects[index // 2][place].mask() for place in (index % 2, 1 - index % 2))
+        relevance = np.array(row["relevance"]).reshape(row["height"], row["width"])
+        assert row["object_share"] == mask.mean()
+        assert row["average_precision"] == pytest.approx(localise(relevance, mask)[1])
+        fine = np.array(Image.fromarray(relevance).resize((64, 64), Image.Resampling.BILINEAR))
+        assert row["prefers_own"] == (fine[mask].mean() > fine[other_mask].mean())
+    rows = lab.store.rows(query_cell)
     assert rows["sample"].unique().to_list() == [3]  # the only image that shows both
     assert rows["text"].to_list() == list(scenes.captions[3])
-    (told,) = study_rows([cell, asked], lab.store).values()
-    assert told["asked"].unique(maintain_order=True).to_list() == [None, ", ".join(scenes.captions[3])]
+    (table,) = study_rows([cell, query_cell], lab.store).values()
+    assert table["asked"].unique(maintain_order=True).to_list() == [None, ", ".join(scenes.captions[3])]
 
 
 def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, monkeypatch):
@@ -323,16 +323,16 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
     Image.fromarray(wide).save(tmp_path / "000000000001.jpg")
     corners = ([15, 5, 25, 5, 25, 15, 15, 15], [45, 0, 50, 0, 50, 20, 45, 20])
     notes = [
-        {"id": at, "image_id": 1, "category_id": at, "iscrowd": 0, "area": 100, "segmentation": [points]}
-        for at, points in enumerate(corners)
+        {"id": index, "image_id": 1, "category_id": index, "iscrowd": 0, "area": 100, "segmentation": [points]}
+        for index, points in enumerate(corners)
     ]
-    told = {
+    annotations = {
         "images": [{"id": 1, "file_name": "000000000001.jpg", "height": 20, "width": 50}],
         "annotations": notes,
         "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
     }
     (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(told))
+    (tmp_path / "annotations" / "instances_val2014.json").write_text(json.dumps(annotations))
     (tmp_path / "val2014").mkdir()
     (tmp_path / "000000000001.jpg").rename(tmp_path / "val2014" / "000000000001.jpg")
     monkeypatch.setenv("ANTIPHASE_DATA", str(tmp_path))
@@ -343,9 +343,9 @@ def test_masks_are_cut_to_the_square_that_the_model_sees(lab, twins, tmp_path, m
     assert rows["object_share"].to_list() == [pytest.approx(100 / 400), None]  # the dog is cut off
     assert rows["prefers_own"].to_list() == [None, None]
     row = rows.row(0, named=True)
-    found, mask = np.array(row["relevance"]).reshape(row["height"], row["width"]), np.zeros((20, 20), bool)
+    relevance, mask = np.array(row["relevance"]).reshape(row["height"], row["width"]), np.zeros((20, 20), bool)
     mask[5:15, :10] = True
-    assert row["average_precision"] == pytest.approx(localise(found, mask)[1])
+    assert row["average_precision"] == pytest.approx(localise(relevance, mask)[1])
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def call(monkeypatch, capsys):
 def store(shared_folder):
     """A store with every cell of table-1 under smoke, made once for all workers."""
     (study,) = find_studies(["table-1"])
-    found = Store(shared_folder / "table-1-store")
-    run_cells(study.cells(profile("smoke")), Lab(found, progress=False))
-    return found.root
+    table_store = Store(shared_folder / "table-1-store")
+    run_cells(study.cells(profile("smoke")), Lab(table_store, progress=False))
+    return table_store.root
 
 
 def test_list_names_both_papers(call):
@@ -119,9 +119,9 @@ def test_claims_are_printed_and_written_as_json(call, store):
     assert "not judged (smoke)" in " ".join(out.split())
     assert not {"holds", "fails", "undecided"} & set(out.split())
     code, out, _ = call(*words, "--json")
-    found = {study["study"]: study for study in json.loads(out)}
-    assert found["table-1"]["claims"][0]["name"] == "asr-peaks"
-    assert found["table-3"]["done"] == 4  # attack and accuracy of the natural DiffViTs, which are table 1's, too
+    studies = {study["study"]: study for study in json.loads(out)}
+    assert studies["table-1"]["claims"][0]["name"] == "asr-peaks"
+    assert studies["table-3"]["done"] == 4  # attack and accuracy of the natural DiffViTs, which are table 1's, too
 
 
 def test_report_writes_a_site_and_markdown(call, store, tmp_path):

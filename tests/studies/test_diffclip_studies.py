@@ -50,62 +50,62 @@ def smoke(name, store):
 
 
 def test_retrieval_in_the_table_is_the_share_of_captions_and_of_images(store):
-    found, rows = smoke("diffclip-table-2", store)
-    image, text = found.artefact.tables[:2]
+    outcome, rows = smoke("diffclip-table-2", store)
+    image, text = outcome.artefact.tables[:2]
     for table, setting in ((image, "image"), (text, "text")):
         for series in ("CLIP", "DiffCLIP"):
-            own = rows["evaluate"].filter(series=series, task="retrieval", setting=setting)
-            expected = float((own["rank"] < 5).mean())
+            queries = rows["evaluate"].filter(series=series, task="retrieval", setting=setting)
+            expected = float((queries["rank"] < 5).mean())
             cell = table.cells.filter(row=f"{series}, openmoji")
             assert cell["value"].item() == pytest.approx(expected)
-            assert cell["n"].item() == own["group"].n_unique()
+            assert cell["n"].item() == queries["group"].n_unique()
 
 
 def test_the_spread_over_seeds_of_the_evaluation_is_that_of_the_accuracies(store):
-    found, rows = smoke("diffclip-table-5", store)
-    own = rows["evaluate"].filter(series="CLIP").group_by("seed").agg(pl.mean("score"))
-    cells = found.artefact.tables[1].cells
+    outcome, rows = smoke("diffclip-table-5", store)
+    accuracies = rows["evaluate"].filter(series="CLIP").group_by("seed").agg(pl.mean("score"))
+    cells = outcome.artefact.tables[1].cells
     assert cells["row"].to_list() == [f"{name}, openmoji, over evaluation seeds" for name in ("CLIP", "DiffCLIP")]
-    assert cells["value"][0] == pytest.approx(own["score"].std())
+    assert cells["value"][0] == pytest.approx(accuracies["score"].std())
 
 
 def test_patterns_and_their_mean_are_those_of_the_pairs(store):
-    found, rows = smoke("diffclip-figure-4", store)
-    own = rows["evaluate"].filter(series="DiffCLIP")
-    by_pattern = own.group_by("pattern", maintain_order=True).agg(pl.mean("score"))
-    (bars,) = (plot.panels[0] for plot in found.artefact.plots)
+    outcome, rows = smoke("diffclip-figure-4", store)
+    pairs = rows["evaluate"].filter(series="DiffCLIP")
+    by_pattern = pairs.group_by("pattern", maintain_order=True).agg(pl.mean("score"))
+    (bars,) = (plot.panels[0] for plot in outcome.artefact.plots)
     points = bars.points.filter(series="DiffCLIP").sort("x")
     assert points["value"].to_list() == pytest.approx([*by_pattern["score"], by_pattern["score"].mean()])
     assert bars.ticks == (*by_pattern["pattern"], "mean of 3")
     both = [rows["evaluate"].filter(series=name)["score"].to_numpy() > 0.5 for name in ("CLIP", "DiffCLIP")]
-    assert found.artefact.notes[0].endswith(f"p = {mcnemar_exact(*both):.2g}.")
+    assert outcome.artefact.notes[0].endswith(f"p = {mcnemar_exact(*both):.2g}.")
 
 
 def test_the_sheets_of_maps_are_drawn_from_stored_rows(store):
-    found, rows = smoke("diffclip-attention", store)
-    asked, measured, parts = found.artefact.galleries
-    assert [len(sheet.rows) for sheet in (asked, measured, parts)] == [1, 3, 3]
-    assert [one.title for one in asked.rows[0]] == [
+    outcome, rows = smoke("diffclip-attention", store)
+    queries, measured, parts = outcome.artefact.galleries
+    assert [len(sheet.rows) for sheet in (queries, measured, parts)] == [1, 3, 3]
+    assert [one.title for one in queries.rows[0]] == [
         "peach; bear",
         "peach: CLIP",
         "peach: DiffCLIP",
         "bear: CLIP",
         "bear: DiffCLIP",
     ]
-    for pictures in (*asked.rows, *measured.rows, *parts.rows):
+    for pictures in (*queries.rows, *measured.rows, *parts.rows):
         assert len(pictures) == 5  # two maps for each of two queries
         assert pictures[0].over is None
         assert all(one.over.shape == (4, 4) and one.image.shape == (64, 64, 3) for one in pictures[1:])
     assert [one.title.rpartition(": ")[2] for one in parts.rows[0][1:3]] == ["DiffCLIP, A1 alone", "DiffCLIP, A2 alone"]
-    own = rows["relevance"].filter(pl.col("asked").is_null(), series="DiffCLIP", kind="relevance")
-    first = np.array(own["relevance"][0]).reshape(4, 4)
+    maps = rows["relevance"].filter(pl.col("asked").is_null(), series="DiffCLIP", kind="relevance")
+    first = np.array(maps["relevance"][0]).reshape(4, 4)
     assert np.array_equal(measured.rows[0][2].over, first)
-    table = found.artefact.tables[0].cells
+    table = outcome.artefact.tables[0].cells
     assert table.filter(row="DiffCLIP")["value"].to_list() == pytest.approx(
-        [own["average_precision"].mean(), own["pointing_game"].mean(), own["prefers_own"].mean()]
+        [maps["average_precision"].mean(), maps["pointing_game"].mean(), maps["prefers_own"].mean()]
     )
     assert table.filter(row="a map of one value")["value"].to_list() == pytest.approx(
-        [own["object_share"].mean()] * 2 + [0.5]
+        [maps["object_share"].mean()] * 2 + [0.5]
     )
 
 
@@ -125,7 +125,7 @@ def made_up(cell, draw):
             right = draw.random(len(group)) < 0.4
             share = cell.task in ("few-shot", "mmvp")
             told = {"score": right.astype(float)} if share else {"rank": np.where(right, 0, 7)}
-            named = {"pattern": [PATTERNS[at] for at in group]} if cell.task == "mmvp" else {}
+            named = {"pattern": [PATTERNS[index] for index in group]} if cell.task == "mmvp" else {}
             frames.append(
                 pl.DataFrame({"unit": range(len(group)), "group": group, **told, **named}).with_columns(
                     setting=pl.lit(setting), seed=pl.lit(seed, pl.Int64)
@@ -146,8 +146,8 @@ def published_rows():
 
 def chosen(name, rows):
     """Return those of the rows that a study's cells have."""
-    wanted = [cell.factors() for cell in STUDIES[name].cells(profile("paper", 2))]
-    keys = pl.DataFrame([{key: each[key] for key in (*MODEL, "task", "data")} for each in wanted])
+    factors = [cell.factors() for cell in STUDIES[name].cells(profile("paper", 2))]
+    keys = pl.DataFrame([{key: cell[key] for key in (*MODEL, "task", "data")} for cell in factors])
     return {"evaluate": rows.join(keys, on=keys.columns, how="semi", maintain_order="left")}
 
 
@@ -156,8 +156,8 @@ def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missin
     study = STUDIES[f"diffclip-{name}"]
     tables = study.draw(chosen(study.name, published_rows)).tables
     for table in tables:
-        own = pl.col("row").is_in(list(LEVELS))
-        levels, cells = table.cells.filter(own), table.cells.filter(~own)
+        is_level = pl.col("row").is_in(list(LEVELS))
+        levels, cells = table.cells.filter(is_level), table.cells.filter(~is_level)
         assert bool(len(levels)) == ("spread" not in table.name)
         if "spread" in table.name:
             cells = cells.filter(pl.col("row").str.contains("evaluation seeds"))
@@ -171,8 +171,8 @@ def test_the_papers_numbers_stand_beside_those_of_the_paper_profile(name, missin
 def test_tables_show_chance_and_constant_answers_below_the_models(published_rows):
     rows = chosen("diffclip-figure-3", published_rows)
     cells = STUDIES["diffclip-figure-3"].draw(rows).tables[0].cells
-    own = rows["evaluate"].filter(task="zero-shot", data="imagenet")
-    sizes = own.unique(["group", "unit"])["group"].value_counts()["count"]
+    images = rows["evaluate"].filter(task="zero-shot", data="imagenet")
+    sizes = images.unique(["group", "unit"])["group"].value_counts()["count"]
     levels = {row: cells.filter(row=row, column="imagenet")["value"].item() for row in LEVELS}
     assert levels == pytest.approx({"constant answer": sizes.max() / sizes.sum(), "chance": 1 / len(sizes)})
     assert cells["row"].unique(maintain_order=True).to_list()[-2:] == [*LEVELS]
@@ -226,10 +226,10 @@ def made_of(right):
     """Return rows of MMVP, or of a probe: for each series, data set or pattern, which units are right."""
     frames = [
         pl.DataFrame({"score": np.array(hits, float), "unit": range(len(hits))}).with_columns(
-            series=pl.lit(series), data=pl.lit(data), pattern=pl.lit(data), group=pl.lit(at, pl.Int64)
+            series=pl.lit(series), data=pl.lit(data), pattern=pl.lit(data), group=pl.lit(index, pl.Int64)
         )
         for series, sets in right.items()
-        for at, (data, hits) in enumerate(sets.items())
+        for index, (data, hits) in enumerate(sets.items())
     ]
     constant = {"trained_on": CC12M, "setting": "", "seed": 0, "rank": None}
     rows = pl.concat(frames).with_columns(pl.lit(value).alias(name) for name, value in constant.items())
@@ -240,8 +240,8 @@ def test_almost_every_set_allows_one_exception_of_nine():
     better, worse = [1] * 30 + [0] * 3, [0] * 30 + [1] * 3
 
     def verdict(exceptions):
-        sets = {name: worse if at < exceptions else better for at, name in enumerate(PROBE_SETS)}
-        other = {name: better if at < exceptions else worse for at, name in enumerate(PROBE_SETS)}
+        sets = {name: worse if index < exceptions else better for index, name in enumerate(PROBE_SETS)}
+        other = {name: better if index < exceptions else worse for index, name in enumerate(PROBE_SETS)}
         rows = made_of({"DiffCLIP": sets, "CLIP": other}).with_columns(task=pl.lit("few-shot"))
         *_, claim = STUDIES["diffclip-table-1"].claims({"evaluate": rows})
         assert [check.what.rpartition(", ")[2] for check in claim.checks] == list(PROBE_SETS)
@@ -333,9 +333,9 @@ def test_classes_alike_are_the_mean_over_classes_with_its_interval():
     )
     observed = observations(rows)
     expected = mean_over_groups(right.astype(float), group)
-    found = estimated(observed).row(0, named=True)
-    assert found["value"] == pytest.approx(expected.value)
-    assert found["high"] - found["low"] == pytest.approx(expected.high - expected.low, rel=0.05)
+    estimate = estimated(observed).row(0, named=True)
+    assert estimate["value"] == pytest.approx(expected.value)
+    assert estimate["high"] - estimate["low"] == pytest.approx(expected.high - expected.low, rel=0.05)
 
 
 def test_captions_count_alike_and_images_are_drawn():
@@ -358,29 +358,29 @@ def test_captions_count_alike_and_images_are_drawn():
         },
         schema_overrides={"score": pl.Float64},
     )
-    found = estimated(observations(rows)).row(0, named=True)
+    estimate = estimated(observations(rows)).row(0, named=True)
     counts = np.bincount(owners)
     expected = jackknife(
         np.stack([np.bincount(owners, right), counts], 1).astype(float), lambda means: means[..., 0] / means[..., 1]
     )
-    assert found["value"] == pytest.approx(right.mean())
-    assert found["n"] == 53
-    assert found["high"] - found["low"] == pytest.approx(expected.high - expected.low, rel=0.05)
+    assert estimate["value"] == pytest.approx(right.mean())
+    assert estimate["n"] == 53
+    assert estimate["high"] - estimate["low"] == pytest.approx(expected.high - expected.low, rel=0.05)
 
 
 def test_sets_count_alike_in_their_average_whatever_their_size_and_seeds(published_rows):
     rows = chosen("diffclip-table-1", published_rows)["evaluate"]
     observed = observations(rows)
-    found = estimated(with_average(observed))
+    estimates = estimated(with_average(observed))
     for task in ("probe", "few-shot"):
-        own = found.filter(task=task, pretraining="CC12M", series="CLIP")
-        sets, mean = own.filter(pl.col("data") != "Avg."), own.filter(data="Avg.")
+        scores = estimates.filter(task=task, pretraining="CC12M", series="CLIP")
+        sets, mean = scores.filter(pl.col("data") != "Avg."), scores.filter(data="Avg.")
         assert len(sets) == len(PROBE_SETS)
         assert mean["value"].item() == pytest.approx(sets["value"].mean())
         assert mean["seeds"].item() == 2
     probes = rows.filter(task="probe", trained_on=CC12M, series="CLIP", data="cifar10")
     by_hand = probes.select((pl.col("rank") < 1).mean()).item()
-    cell = found.filter(task="probe", pretraining="CC12M", series="CLIP", data="cifar10")
+    cell = estimates.filter(task="probe", pretraining="CC12M", series="CLIP", data="cifar10")
     assert cell["value"].item() == pytest.approx(by_hand)
 
 
@@ -407,14 +407,14 @@ def test_gains_pair_the_seeds_that_both_have(published_rows):
 def test_the_vision_only_variant_is_held_against_the_middle(published_rows):
     rows = chosen("diffclip-figure-5", published_rows)
     (claim,) = [one for one in STUDIES["diffclip-figure-5"].claims(rows) if one.name == "vision-only-keeps-most"]
-    found = estimated(six_tasks(rows["evaluate"]))
-    mean = {name: found.filter(series=name)["value"].mean() for name in ("CLIP", "DiffCLIP", "DiffCLIP†")}
+    estimates = estimated(six_tasks(rows["evaluate"]))
+    mean = {name: estimates.filter(series=name)["value"].mean() for name in ("CLIP", "DiffCLIP", "DiffCLIP†")}
     assert claim.checks[0].estimate.value == pytest.approx(mean["DiffCLIP†"] - (mean["CLIP"] + mean["DiffCLIP"]) / 2)
 
 
 def test_a_set_with_nothing_to_draw_has_no_spread_over_seeds_of_the_evaluation(published_rows):
     rows = chosen("diffclip-table-4", published_rows)["evaluate"]
-    found = spread(observations(rows).filter(series="CLIP", pretraining="CC3M"))
-    drawn = found.filter(over="over evaluation seeds")["data"].to_list()
+    spreads = spread(observations(rows).filter(series="CLIP", pretraining="CC3M"))
+    drawn = spreads.filter(over="over evaluation seeds")["data"].to_list()
     assert drawn == [name for name in PROBE_SETS if name not in ("dtd", "aircraft", "flowers102")] + ["Avg."]
-    assert found.filter(over="over training seeds")["data"].to_list() == [*PROBE_SETS, "Avg."]
+    assert spreads.filter(over="over training seeds")["data"].to_list() == [*PROBE_SETS, "Avg."]

@@ -37,8 +37,8 @@ def files(tmp_path_factory):
         build = clip if towers is None else diffclip
         model = build("b16", init="released", seed=number, **SIZES, **({} if towers is None else {"towers": towers}))
         state = {f"module.{key}": weight for key, weight in to_released(model).items()}
-        held = {"epoch": 40, "state_dict": state, "args": argparse.Namespace(lr=5e-4)}
-        torch.save(held, folder / f"{name}.pt")
+        checkpoint = {"epoch": 40, "state_dict": state, "args": argparse.Namespace(lr=5e-4)}
+        torch.save(checkpoint, folder / f"{name}.pt")
     return folder
 
 
@@ -78,12 +78,12 @@ def test_a_table_of_released_files_is_one_command(call, files, tmp_path):
     ]
     encoder = as_dual_encoder(load_model(cell.model.spec))
     assert encoder.square.size == 32
-    own = rows.filter(series="DiffCLIP")
-    assert (len(own), set(rows["trained_on"]), set(rows["training_seed"])) == (120, {CC12M}, {0})
-    assert not own["rank"].equals(rows.filter(series="CLIP")["rank"])
+    diffclip_rows = rows.filter(series="DiffCLIP")
+    assert (len(diffclip_rows), set(rows["trained_on"]), set(rows["training_seed"])) == (120, {CC12M}, {0})
+    assert not diffclip_rows["rank"].equals(rows.filter(series="CLIP")["rank"])
     code, out, _ = call("claims", *words, "--json")
-    (found,) = json.loads(out)
-    checks = [check for claim in found["claims"] for check in claim["checks"]]
+    (study,) = json.loads(out)
+    checks = [check for claim in study["claims"] for check in claim["checks"]]
     assert [check["what"] for check in checks] == [
         f"{task}: DiffCLIP − CLIP, trained on CC12M" for task in ("image retrieval", "text retrieval", "zero-shot")
     ]
@@ -109,9 +109,9 @@ def test_kinds_and_training_sets_are_read_from_the_file_and_its_path(files, tmp_
         f"diffclip:{files}/diffclip.pt#lambda_init=0.6",
         "open_clip:ViT-B-16/openai",
     )
-    found = given_models(under("laptop", *specs))
-    facts = [one.factors() for one in found]
-    assert [each["series"] for each in facts] == [
+    entries = given_models(under("laptop", *specs))
+    facts = [one.factors() for one in entries]
+    assert [row["series"] for row in facts] == [
         "CLIP",
         "DiffCLIP",
         "DiffCLIP*",
@@ -120,17 +120,17 @@ def test_kinds_and_training_sets_are_read_from_the_file_and_its_path(files, tmp_
         "DiffCLIP",
         "ViT-B-16",
     ]
-    assert [each["trained_on"] for each in facts] == [CC12M] * 4 + [CC3M, CC12M, "openai"]
-    assert [each["training_seed"] for each in facts] == [0, 0, 0, 0, 0, 1, 0]  # the second DiffCLIP of CC12M
-    assert [each.get("lambda_init") for each in facts] == [None, 0.7, 0.8, 0.8, 0.8, 0.6, None]
-    assert {each["depth"] for each in facts[:6]} == {1}
-    assert all(one.content for one in found[:6])
-    assert len({identity(bench(profile("paper")).evaluate(one, "zero-shot", "imagenet")) for one in found}) == 7
+    assert [row["trained_on"] for row in facts] == [CC12M] * 4 + [CC3M, CC12M, "openai"]
+    assert [row["training_seed"] for row in facts] == [0, 0, 0, 0, 0, 1, 0]  # the second DiffCLIP of CC12M
+    assert [row.get("lambda_init") for row in facts] == [None, 0.7, 0.8, 0.8, 0.8, 0.6, None]
+    assert {row["depth"] for row in facts[:6]} == {1}
+    assert all(one.content for one in entries[:6])
+    assert len({identity(bench(profile("paper")).evaluate(one, "zero-shot", "imagenet")) for one in entries}) == 7
     changed = torch.load(files / "diffclip.pt", weights_only=False)
     changed["state_dict"]["module.logit_scale"] += 1
     (tmp_path / "cc3m" / "checkpoint_best.pt").unlink()
     torch.save(changed, tmp_path / "cc3m" / "checkpoint_best.pt")
-    assert given_models(under("laptop", specs[4]))[0].content != found[4].content
+    assert given_models(under("laptop", specs[4]))[0].content != entries[4].content
 
 
 @pytest.mark.filterwarnings(NOTE)
@@ -173,8 +173,8 @@ def test_the_released_pair_has_an_unverified_name():
         cells = select(StudyOptions(names=names, profile="paper", **more)).cells
         assert {cell.model.spec for cell in cells if hasattr(cell.model, "spec")} == set(PAIR)
     for one in (under("paper", "released"), under("paper")):
-        said = settings(one).get("models", "")
-        assert ("unverified" in said) == bool(one.models)
+        setting = settings(one).get("models", "")
+        assert ("unverified" in setting) == bool(one.models)
 
 
 def test_the_dry_run_says_that_the_name_is_unverified(call):
@@ -197,8 +197,8 @@ def test_rows_and_workers_get_the_same_models():
 def test_seeds_on_the_page_are_those_of_the_models(files, tmp_path):
     given = f"diffclip:{files}/clip.pt"
     options = StudyOptions(names=("diffclip-table-2",), profile="paper", models=given, store=tmp_path)
-    (found,) = results_of(options)
-    assert found.seeds == (0,)
+    (result,) = results_of(options)
+    assert result.seeds == (0,)
     assert len(models(profile("paper"))) == 12
 
 

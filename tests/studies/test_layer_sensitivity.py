@@ -25,24 +25,24 @@ def rows(opposed: bool = True, shared: float = 0.5, seeds: int = SEEDS) -> dict[
         seeds: number of training seeds.
     """
     draw = np.random.default_rng(0)
-    found: dict[str, list[dict[str, Any]]] = {"alignment": [], "lipschitz": [], "depth": []}
+    tables: dict[str, list[dict[str, Any]]] = {"alignment": [], "lipschitz": [], "depth": []}
     for (series, attention), seed in product((("DiffViT", "differential"), ("ViT", "softmax")), range(seeds)):
         name = f"{series}-{seed}"
         model = {"series": series, "model": name, "attention": attention, "cell": name, "training_seed": seed}
-        for at, sample in product(range(LAYERS), range(IMAGES)):
-            here = model | {"data": "digits", "depth": LAYERS, "layer": at, "name": "", "sample": sample}
+        for block, sample in product(range(LAYERS), range(IMAGES)):
+            here = model | {"data": "digits", "depth": LAYERS, "layer": block, "name": "", "sample": sample}
             for head in range(HEADS):
-                found["alignment"].append(here | {"head": head} | gradients(draw, series == "ViT", opposed))
+                tables["alignment"].append(here | {"head": head} | gradients(draw, series == "ViT", opposed))
             for estimator in layer.ESTIMATORS:
                 value = float(draw.uniform(1.0, 2.0))
-                found["lipschitz"].append(here | {"of": "map", "estimator": estimator, "value": value})
+                tables["lipschitz"].append(here | {"of": "map", "estimator": estimator, "value": value})
             for kind in layer.PERTURBATIONS if series == "DiffViT" else ():
                 one, two = draw.normal(size=(2, 11))
                 two += shared * one
                 lengths = map(np.linalg.norm, (one, two, one - two))
                 moved = dict(zip(("positive", "negative", "moved"), lengths, strict=True))
-                found["depth"].append(here | {"perturbation": kind, "eps": 1 / 255, "stage": at + 1} | moved)
-    return {table: pl.DataFrame(its) for table, its in found.items()}
+                tables["depth"].append(here | {"perturbation": kind, "eps": 1 / 255, "stage": block + 1} | moved)
+    return {table: pl.DataFrame(records) for table, records in tables.items()}
 
 
 def gradients(draw: np.random.Generator, standard: bool, opposed: bool) -> dict[str, Any]:
@@ -67,10 +67,10 @@ def made():
     return rows()
 
 
-def of_seed(found: pl.DataFrame, quantity: str, seed: int = 0) -> list[float]:
+def of_seed(values: pl.DataFrame, quantity: str, seed: int = 0) -> list[float]:
     """Return the means over the images of one seed, layer by layer."""
-    own = found.filter(quantity=quantity, training_seed=seed)
-    return estimates(own, ["layer"], layer.VALUE, kind="number")["value"].to_list()
+    samples = values.filter(quantity=quantity, training_seed=seed)
+    return estimates(samples, ["layer"], layer.VALUE, kind="number")["value"].to_list()
 
 
 @pytest.mark.parametrize(
@@ -100,30 +100,30 @@ def test_cancellation_is_that_of_antiphase_sense(made):
 
 
 def test_intervals_over_images_are_near_the_jackknifes(made):
-    found = layer.values(made).filter(training_seed=0, quantity=layer.RATIO)
-    ours = estimates(found, ["layer"], layer.VALUE, kind="number")
+    ratios = layer.values(made).filter(training_seed=0, quantity=layer.RATIO)
+    ours = estimates(ratios, ["layer"], layer.VALUE, kind="number")
     expected = sensitivity.explanation(made["alignment"], [("DiffViT-0", "ViT-0")]).filter(metric="relative")
     widths = [(frame["high"] - frame["low"]).to_numpy() for frame in (ours, expected)]
     assert widths[0] == pytest.approx(widths[1], rel=0.1)
 
 
 def test_parts_add_up_to_the_ratio_and_lipschitz_estimates_are_compared_in_logarithms(made):
-    found = layer.values(made)
-    parts = [np.array(of_seed(found, part)) for part in layer.PARTS]
-    assert sum(parts) == pytest.approx(np.array(of_seed(found, layer.RATIO)))
+    values = layer.values(made)
+    parts = [np.array(of_seed(values, part)) for part in layer.PARTS]
+    assert sum(parts) == pytest.approx(np.array(of_seed(values, layer.RATIO)))
     mine, twin = (
         made["lipschitz"].filter(series=series, training_seed=0, layer=2, estimator="sampled mean")["value"].to_numpy()
         for series in ("DiffViT", "ViT")
     )
     expected = 0.5 * np.log(np.square(mine).mean() / np.square(twin).mean())
-    assert of_seed(found, "sampled mean")[2] == pytest.approx(expected)
+    assert of_seed(values, "sampled mean")[2] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("opposed", "shared"), [(True, 1.0), (False, -1.0)])
 def test_verdicts_follow_what_the_rows_do(opposed, shared):
-    found = {claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(rows(opposed, shared, seeds=8))}
-    assert found["angle-amplifies"] == ("holds" if opposed else "contradicted")
-    assert found["subtraction-cancels"] == ("holds" if shared > 0 else "contradicted")
+    verdicts = {claim.name: claim.verdict for claim in layer.LAYER_SENSITIVITY.claims(rows(opposed, shared, seeds=8))}
+    assert verdicts["angle-amplifies"] == ("holds" if opposed else "contradicted")
+    assert verdicts["subtraction-cancels"] == ("holds" if shared > 0 else "contradicted")
 
 
 def test_a_layer_without_its_twin_is_left_out(made):
@@ -136,9 +136,9 @@ def test_a_layer_without_its_twin_is_left_out(made):
 
 def test_lambda_has_an_interval_over_the_seeds_alone(made):
     aligned = made["alignment"].with_columns(lam=0.5 + 0.1 * pl.col("training_seed"))
-    found = layer.lambdas(aligned).row(0, named=True)
+    estimate = layer.lambdas(aligned).row(0, named=True)
     half = 12.706204736 * 0.05  # t(1, .975), two seeds at 0.5 and 0.6
-    assert (found["value"], found["low"], found["seeds"]) == pytest.approx((0.55, 0.55 - half, 2))
+    assert (estimate["value"], estimate["low"], estimate["seeds"]) == pytest.approx((0.55, 0.55 - half, 2))
     alone = layer.lambdas(aligned.filter(training_seed=1)).row(0, named=True)
     assert (alone["value"], alone["low"], alone["high"]) == (pytest.approx(0.6), None, None)
 

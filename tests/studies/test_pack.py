@@ -118,11 +118,11 @@ def test_numbers_are_kept_to_float32_and_types_to_64_bits(tmp_path):
     }
     store.finish(cell, exact, about)
     add(pack, cell, source=store)
-    found = pack.rows(cell)
-    assert found.schema == dict(sorted(exact.schema.items()))
-    assert found["value"].to_list() == [None, pytest.approx(1 / 3, rel=1e-7)]
-    assert found["value"][1] != 1 / 3
-    assert found["eps"].to_list() == [0.1, 1 / 255]
+    rows = pack.rows(cell)
+    assert rows.schema == dict(sorted(exact.schema.items()))
+    assert rows["value"].to_list() == [None, pytest.approx(1 / 3, rel=1e-7)]
+    assert rows["value"][1] != 1 / 3
+    assert rows["eps"].to_list() == [0.1, 1 / 255]
     assert pack.cells.filter(cell=identity(cell))["commit"].item() == "abc"
 
 

@@ -66,18 +66,18 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
     (study,) = find_studies([name])
     small = profile("smoke")
     run_cells(study.cells(small), Lab(store, progress=False))
-    found = result(study, small, store, f"antiphase study run {name} --profile smoke")
-    assert (found.done, found.total) == (len(study.cells(small)),) * 2
-    assert found.artefact is not None
-    frames = [table.cells for table in found.artefact.tables]
-    frames += [panel.points for plot in found.artefact.plots for panel in plot.panels]
-    assert frames or found.artefact.galleries
+    outcome = result(study, small, store, f"antiphase study run {name} --profile smoke")
+    assert (outcome.done, outcome.total) == (len(study.cells(small)),) * 2
+    assert outcome.artefact is not None
+    frames = [table.cells for table in outcome.artefact.tables]
+    frames += [panel.points for plot in outcome.artefact.plots for panel in plot.panels]
+    assert frames or outcome.artefact.galleries
     for frame in frames:
         assert set(ESTIMATES) <= set(frame.columns)
         assert frame["value"].is_not_null().all()
         assert (frame["low"] <= frame["value"] + 1e-12).all()
         assert (frame["value"] <= frame["high"] + 1e-12).all()
-    for table in found.artefact.tables:
+    for table in outcome.artefact.tables:
         if table.name in ("layer-factors", "layer-parts", "causes-angle", "lam", "cosine") or table.name.startswith(
             ("map-corr", "theory-radius", "defence-gradients")
         ):
@@ -85,15 +85,15 @@ def test_smoke_runs_from_cells_to_the_page(name, store, tmp_path):
         least = -1 if "ifference" in table.title else 0
         assert (table.cells["low"].drop_nulls() >= least).all(), table.title
         assert not table.percent or (table.cells["high"].drop_nulls() <= 1).all(), table.title
-    assert found.claims
-    verdicts = {claim.name: claim.verdict for claim in found.claims}
+    assert outcome.claims
+    verdicts = {claim.name: claim.verdict for claim in outcome.claims}
     assert set(verdicts.values()) <= {"not judged (smoke)", "not run"}
     assert {name for name, verdict in verdicts.items() if verdict == "not run"} <= NEEDS_LAYERS
-    captions = " ".join(plot.caption for plot in found.artefact.plots)
+    captions = " ".join(plot.caption for plot in outcome.artefact.plots)
     assert "over training seeds" not in captions
     assert ("Bands:" not in captions and "Intervals:" not in captions) or "for one training seed" in captions
-    page = write_site([found], tmp_path)
-    assert found.title in (tmp_path / f"{study.paper}-{name.removeprefix('diffclip-')}.html").read_text(
+    page = write_site([outcome], tmp_path)
+    assert outcome.title in (tmp_path / f"{study.paper}-{name.removeprefix('diffclip-')}.html").read_text(
         encoding="utf-8"
     )
     assert page.name == "index.html"
@@ -127,20 +127,20 @@ def test_more_seeds_are_more_cells_and_the_others_stay():
 
 
 def test_the_number_of_seeds_is_the_studys_unless_it_is_asked_for():
-    def seeds(name, asked=None):
-        cells = closure(find_studies([name])[0].cells(profile("laptop", asked)))
-        found = {(c.factors()["series"], c.factors()["depth"]): set() for c in cells}
+    def seeds(name, count=None):
+        cells = closure(find_studies([name])[0].cells(profile("laptop", count)))
+        by_model = {(c.factors()["series"], c.factors()["depth"]): set() for c in cells}
         for cell in cells:
-            found[cell.factors()["series"], cell.factors()["depth"]].add(cell.factors()["training_seed"])
-        return {model: sorted(each) for model, each in found.items()}
+            by_model[cell.factors()["series"], cell.factors()["depth"]].add(cell.factors()["training_seed"])
+        return {model: sorted(numbers) for model, numbers in by_model.items()}
 
-    own = {depth: list(range(16 if depth <= 2 else 10)) for depth in (1, 2, 4, 8, 12)}
-    vits = {(series, depth): own[depth] for series in ("ViT", "DiffViT") for depth in own}
+    by_depth = {depth: list(range(16 if depth <= 2 else 10)) for depth in (1, 2, 4, 8, 12)}
+    vits = {(series, depth): by_depth[depth] for series in ("ViT", "DiffViT") for depth in by_depth}
     clips = {(series, 4): list(range(8)) for series in ("CLIP", "DiffCLIP")}
     assert seeds("figure-3a") == vits
     assert seeds("figure-6") == {model: list(range(8)) for model in vits | clips}  # a slow study
     assert seeds("figure-6", 2) == {model: [0, 1] for model in vits | clips}
-    assert seeds("table-2") == {model: each for model, each in vits.items() if model[1] == 4}
+    assert seeds("table-2") == {model: numbers for model, numbers in vits.items() if model[1] == 4}
 
 
 def test_studies_share_their_cells():
@@ -153,10 +153,10 @@ def test_studies_share_their_cells():
 def test_claims_wait_for_every_cell(store):
     (study,) = find_studies(["figure-2a"])
     run_cells(study.cells(profile("smoke")), Lab(store, progress=False))
-    found = result(study, profile("smoke", 5), store, "")
-    assert 0 < found.done < found.total
-    assert found.artefact is not None
-    assert [claim.verdict for claim in found.claims] == ["not run"]
+    outcome = result(study, profile("smoke", 5), store, "")
+    assert 0 < outcome.done < outcome.total
+    assert outcome.artefact is not None
+    assert [claim.verdict for claim in outcome.claims] == ["not run"]
 
 
 def test_results_of_the_paper_profile_name_their_deviations(store):
@@ -164,10 +164,10 @@ def test_results_of_the_paper_profile_name_their_deviations(store):
     (study,) = find_studies(["figure-2a"])
     cells = study.cells(small)
     run_cells(cells, Lab(store, progress=False))
-    found = result(replace(study, cells=lambda _: cells), profile("paper"), store, "")
-    assert found.artefact is not None
-    assert found.artefact.notes[-1].startswith("Declared deviations from the paper: train.schedule, ")
-    assert found.settings["deviation in attack.images"].startswith("1000. The paper does not say")
+    outcome = result(replace(study, cells=lambda _: cells), profile("paper"), store, "")
+    assert outcome.artefact is not None
+    assert outcome.artefact.notes[-1].startswith("Declared deviations from the paper: train.schedule, ")
+    assert outcome.settings["deviation in attack.images"].startswith("1000. The paper does not say")
     stand_in = result(study, small, store, "").artefact
     assert stand_in is not None
     level, other = stand_in.notes
@@ -191,9 +191,9 @@ def test_means_are_taken_over_every_seed_and_image(store):
     (study,) = find_studies(["figure-2a"])
     small = profile("smoke", 2)
     run_cells(study.cells(small), Lab(store, progress=False))
-    found = result(study, small, store, "")
-    assert found.artefact is not None
-    points = found.artefact.plots[0].panels[0].points
+    outcome = result(study, small, store, "")
+    assert outcome.artefact is not None
+    points = outcome.artefact.plots[0].panels[0].points
     rows = pl.concat(
         store.rows(cell).with_columns(series=pl.lit(cell.factors()["series"]))
         for cell in study.cells(small)

@@ -51,13 +51,13 @@ def exists(name):
     parts = f"antiphase.{name}".split(".")
     for split in range(len(parts) - 1, 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:split]))
+            value = importlib.import_module(".".join(parts[:split]))
         except ModuleNotFoundError:
             continue
         for part in parts[split:]:
-            if part.startswith("_") or not hasattr(found, part):
+            if part.startswith("_") or not hasattr(value, part):
                 return False
-            found = getattr(found, part)
+            value = getattr(value, part)
         return True
     return False
 

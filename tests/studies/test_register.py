@@ -17,7 +17,7 @@ def read(paper, name):
 
 
 def stated(words):
-    return {f"{study}/{claim}" for study, own in words.items() if "claims" in own for claim in own["claims"]}
+    return {f"{study}/{claim}" for study, entry in words.items() if "claims" in entry for claim in entry["claims"]}
 
 
 @pytest.fixture(params=["robustness", "diffclip"])
@@ -28,9 +28,9 @@ def paper(request):
 def test_register_names_every_claim_of_the_papers_studies_and_no_other(paper):
     register = read(paper, "claims.toml")
     tested = {claim for entry in register["claims"] for claim in entry.get("claims", ())}
-    own = stated(tomllib.loads((files("antiphase.studies.own") / "studies.toml").read_text(encoding="utf-8")))
+    own_claims = stated(tomllib.loads((files("antiphase.studies.own") / "studies.toml").read_text(encoding="utf-8")))
     assert not tested & set(register["ours"])
-    assert (tested | set(register["ours"])) - own == stated(read(paper, "studies.toml"))
+    assert (tested | set(register["ours"])) - own_claims == stated(read(paper, "studies.toml"))
 
 
 def test_outcome_of_a_claim_is_the_joint_verdict_of_what_tests_it():

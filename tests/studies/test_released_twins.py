@@ -67,8 +67,8 @@ def made_up():
                 "second": 1.0,
                 "cross": (0.5, -0.5, -1.0, -3.0)[sample],
             }
-            rows["alignment"] += [one | parts | {"layer": at, "lam": 0.5 + 0.2 * at} for at in (0, 1)]
-    return {table: pl.DataFrame(some) for table, some in rows.items()}
+            rows["alignment"] += [one | parts | {"layer": layer, "lam": 0.5 + 0.2 * layer} for layer in (0, 1)]
+    return {table: pl.DataFrame(records) for table, records in rows.items()}
 
 
 def test_rows_of_a_pair_are_drawn_and_checked():

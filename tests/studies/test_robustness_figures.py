@@ -42,10 +42,10 @@ def layers():
 
 def test_lambda_of_the_steepest_layer_and_the_spread_over_layers(layers):
     value, lam, maps, aligned = layers
-    own = maps.filter(series="DiffViT", estimator=layer_studies.PAPERS)
-    both = {"lipschitz": own, "alignment": aligned}
-    excess = layer_studies.excess(layer_studies.with_lambda(both)).sort("training_seed", "sample")["value"]
-    spread = layer_studies.spread(own).sort("training_seed", "sample")["value"]
+    lipschitz = maps.filter(series="DiffViT", estimator=layer_studies.PAPERS)
+    tables = {"lipschitz": lipschitz, "alignment": aligned}
+    excess = layer_studies.excess(layer_studies.with_lambda(tables)).sort("training_seed", "sample")["value"]
+    spread = layer_studies.spread(lipschitz).sort("training_seed", "sample")["value"]
     excesses, spreads = [], []
     for seed, image in itertools.product(range(SEEDS), range(IMAGES)):
         here = value[0, seed, :, image]
@@ -62,17 +62,17 @@ def test_figure_4_tests_every_claim_of_the_text_with_both_estimators(layers):
     words = ("da-is-steeper", "steepest-where-lambda-is-large", "da-is-more-spread")
     words += ("later-layers-are-calmer", "calmer-than-vit")
     assert list(claims) == [f"{name}{end}" for end in ("", "-truly") for name in words]
-    found = {name: claim.checks[0].estimate.value for name, claim in claims.items()}
+    effects = {name: claim.checks[0].estimate.value for name, claim in claims.items()}
     lam_there = np.take_along_axis(lam, steepest, 1).mean()
-    assert found["steepest-where-lambda-is-large"] == pytest.approx(lam_there - lam.mean())
-    assert found["da-is-more-spread"] == pytest.approx(value[0].std(1).mean() - value[1].std(1).mean())
-    assert found["da-is-steeper"] == pytest.approx(value[0].mean() - value[1].mean())
+    assert effects["steepest-where-lambda-is-large"] == pytest.approx(lam_there - lam.mean())
+    assert effects["da-is-more-spread"] == pytest.approx(value[0].std(1).mean() - value[1].std(1).mean())
+    assert effects["da-is-steeper"] == pytest.approx(value[0].mean() - value[1].mean())
     # the second estimator is 3 times as large here
     assert layer_studies.ESTIMATORS.index(layer_studies.STEEPEST) == 2
-    assert found["da-is-steeper-truly"] == pytest.approx(3 * found["da-is-steeper"])
-    falls = [value[at][:, 0].mean() - value[at][:, -1].mean() for at in (0, 1)]
-    assert found["later-layers-are-calmer"] == pytest.approx(falls[0])
-    assert found["calmer-than-vit"] == pytest.approx(falls[0] - falls[1])
+    assert effects["da-is-steeper-truly"] == pytest.approx(3 * effects["da-is-steeper"])
+    falls = [value[series][:, 0].mean() - value[series][:, -1].mean() for series in (0, 1)]
+    assert effects["later-layers-are-calmer"] == pytest.approx(falls[0])
+    assert effects["calmer-than-vit"] == pytest.approx(falls[0] - falls[1])
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def attacks():
     broken = draw.uniform(size=(2, 2, 4, len(success_rates.EPS), SEEDS, IMAGES)) < 0.5
     broken[:, :, 3] = broken[:, :, :3].any(2)
     rows = []
-    for at in np.ndindex(*broken.shape):
-        series, depth, run, eps, seed, image = at
+    for index in np.ndindex(*broken.shape):
+        series, depth, run, eps, seed, image = index
         rows.append(
             _model(("DiffViT", "ViT")[series], seed, (1, 12)[depth])
             | {
@@ -93,24 +93,24 @@ def attacks():
                 "sample": image,
                 "clean_prediction": image % 10,
             }
-            | {"eps": success_rates.EPS[eps], "success": bool(broken[at])}
+            | {"eps": success_rates.EPS[eps], "success": bool(broken[index])}
         )
     return broken, pl.DataFrame(rows, infer_schema_length=None)
 
 
 def test_figure_6_has_the_average_over_runs_and_the_worst_over_restarts(attacks):
     broken, rows = attacks
-    found = success_rates.by_protocol({"attack": rows})
-    assert len(found) == broken[:, :, 0].size * 2  # three runs have become one row
+    protocols = success_rates.by_protocol({"attack": rows})
+    assert len(protocols) == broken[:, :, 0].size * 2  # three runs have become one row
     for protocol, expected in (
         (success_rates.AVERAGE, broken[:, :, :3].mean(2)),
         (success_rates.WORST, broken[:, :, 3]),
     ):
         for series, depth, eps in itertools.product(range(2), range(2), range(len(success_rates.EPS))):
-            own = found.filter(
+            outcomes = protocols.filter(
                 protocol=protocol, series=("DiffViT", "ViT")[series], depth=(1, 12)[depth], eps=success_rates.EPS[eps]
             )
-            assert own["success"].mean() == pytest.approx(expected[series, depth, eps].mean())
+            assert outcomes["success"].mean() == pytest.approx(expected[series, depth, eps].mean())
 
 
 def test_figure_6_leaves_out_runs_on_other_weights(attacks):
@@ -120,10 +120,10 @@ def test_figure_6_leaves_out_runs_on_other_weights(attacks):
         pl.when(other & (pl.col("sample") == 3)).then(1 - pl.col("clean_prediction") % 2).otherwise("clean_prediction")
     )
     rows = rows.with_columns(clean_prediction=changed)
-    found = success_rates.by_protocol({"attack": rows})
-    own = found.filter(protocol=success_rates.AVERAGE, series="DiffViT", depth=12, training_seed=2)
-    assert own["success"].mean() == pytest.approx(broken[0, 1, 1:3, :, 2].mean())
-    assert set(own["cell"].explode()) == {str((0, 1, run, 2)) for run in (1, 2)}
+    protocols = success_rates.by_protocol({"attack": rows})
+    outcomes = protocols.filter(protocol=success_rates.AVERAGE, series="DiffViT", depth=12, training_seed=2)
+    assert outcomes["success"].mean() == pytest.approx(broken[0, 1, 1:3, :, 2].mean())
+    assert set(outcomes["cell"].explode()) == {str((0, 1, run, 2)) for run in (1, 2)}
     (note,) = success_rates.FIGURE_6.draw({"attack": rows}).notes
     assert note.startswith(f"1 of {16 * SEEDS} runs are left out")
     assert not success_rates.FIGURE_6.draw({"attack": attacks[1]}).notes
@@ -145,12 +145,12 @@ def test_figure_6_claims_of_restarts_and_of_depth(attacks):
 def test_figure_6_clips_may_be_a_point_apart_and_still_be_equal(attacks):
     _, rows = attacks
     clip = rows.filter(series="DiffViT", depth=1)
-    share = {eps: own["success"].mean() for (eps,), own in clip.filter(restarts=3).group_by("eps")}
+    share = {eps: group["success"].mean() for (eps,), group in clip.filter(restarts=3).group_by("eps")}
     for other, apart in ((clip, 0.0), (clip.with_columns(success=False), 1.0)):
         both = pl.concat([clip.with_columns(series=pl.lit("CLIP")), other.with_columns(series=pl.lit("DiffCLIP"))])
         claim = _claims("figure-6", {"attack": both})["clip-fragile-with-restarts"]
-        found = [check.estimate.value for check in claim.checks]
-        assert found == pytest.approx([-apart * share[eps] for eps in success_rates.EPS])
+        differences = [check.estimate.value for check in claim.checks]
+        assert differences == pytest.approx([-apart * share[eps] for eps in success_rates.EPS])
         assert {check.least for check in claim.checks} == {-0.01}
         assert claim.verdict == "undecided"  # too few seeds
 

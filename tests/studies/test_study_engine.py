@@ -40,13 +40,13 @@ def log(store, event="begin"):
 
 
 def test_every_cell_runs_once_and_what_is_needed_comes_first(store):
-    said = []
+    messages = []
     plan = make_plan(cells(3), store)
     assert [cell.table for cell in plan.missing] == ["train", "measure"] * 3
-    again = run(cells(3), store, said.append)
+    again = run(cells(3), store, messages.append)
     assert not again.missing
-    assert len(said) == 6
-    assert said[0].startswith("[1/6] training 0: ")
+    assert len(messages) == 6
+    assert messages[0].startswith("[1/6] training 0: ")
     assert set(log(store).values()) == {1}
     rows = store.rows(cells(3)[2])
     assert rows["value"].to_list() == [2.0, 3.0, 4.0]
@@ -76,7 +76,7 @@ def test_a_field_that_affects_results_runs_exactly_the_cells_that_depend_on_it(s
     run([*cells(2), Measure(model=Train(number=2, rate=0.75))], store)
     assert log(store) == Counter(
         {"training 2": 2, "measuring training 2, ×2": 2}
-        | {f"{what} {n}{x}": 1 for n in range(2) for what, x in (("training", ""), ("measuring training", ", ×2"))}
+        | {f"{task} {n}{x}": 1 for n in range(2) for task, x in (("training", ""), ("measuring training", ", ×2"))}
     )
     run([Measure(model=Train(number=2, rate=0.75), factor=3.0)], store)
     assert log(store)["training 2"] == 2
@@ -91,15 +91,15 @@ def test_device_and_batch_size_run_nothing(store):
 
 def test_a_failing_cell_stops_neither_the_others_nor_hides(store):
     bad = [Measure(model=Train(number=number), factor=factor) for number in (-1, -2) for factor in (2.0, 3.0)]
-    said = []
+    messages = []
     with pytest.raises(UserError) as caught:
-        run_cells([*bad, *cells(2)], Lab(store, progress=False), said.append)
+        run_cells([*bad, *cells(2)], Lab(store, progress=False), messages.append)
     assert str(caught.value).splitlines() == [
         "6 cells failed",
         "training -1 and 1 more: the number is below 0",
         "measuring training -1, ×2 and 3 more: needs a cell that failed",
     ]
-    assert said[:2] == ["failed: training -1: the number is below 0", "failed: training -2: for the same reason"]
+    assert messages[:2] == ["failed: training -1: the number is below 0", "failed: training -2: for the same reason"]
     assert store.done(cells(2)[1])
     assert log(store, "failed") == Counter({"training -1": 1, "training -2": 1})
 
@@ -147,10 +147,10 @@ def test_a_damaged_row_file_is_found_named_and_made_again(store, harm):
     else:
         path = path.parent / "done.json"
         path.write_text("{")
-    fresh, said = Store(store.root), []
+    fresh, messages = Store(store.root), []
     assert str(path) in next(iter(make_plan(cells(2), fresh).damaged.values()))
-    run(cells(2), fresh, said.append)
-    assert any(str(path) in line and "repeating" in line for line in said)
+    run(cells(2), fresh, messages.append)
+    assert any(str(path) in line and "repeating" in line for line in messages)
     assert log(store)["measuring training 1, ×2"] == 2
     assert log(store)["training 1"] == 1
     assert fresh.rows(cells(2)[1])["value"].to_list() == [1.0, 2.0, 3.0]
@@ -160,9 +160,9 @@ def test_a_damaged_checkpoint_is_found_named_and_trained_again(store):
     run(cells(2), store)
     weights = store.folder(Train(number=1)) / "weights.txt"
     weights.write_text("99")
-    fresh, said = Store(store.root), []
-    run(cells(2), fresh, said.append)
-    assert any(str(weights) in line for line in said)
+    fresh, messages = Store(store.root), []
+    run(cells(2), fresh, messages.append)
+    assert any(str(weights) in line for line in messages)
     assert weights.read_text() == "0.5"
     assert log(store)["training 1"] == 2
     assert log(store)["measuring training 1, ×2"] == 1
@@ -194,14 +194,14 @@ def test_a_full_disk_ends_with_a_message_and_an_intact_store(tmp_path):
         "sys.argv = ['toy', *sys.argv[1:]];"
         f"import runpy; runpy.run_path({str(TOYS)!r}, run_name='__main__')"
     )
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-B", "-c", program, str(tmp_path / "store"), "2", "0"],  # -B: bytecode would be cut off
         capture_output=True,
         text=True,
     )
-    assert found.returncode != 0
-    assert "the disk is full" in found.stderr
-    assert "run the same command again: rows and checkpoints that it stored are kept" in found.stderr
+    assert process.returncode != 0
+    assert "the disk is full" in process.stderr
+    assert "run the same command again: rows and checkpoints that it stored are kept" in process.stderr
     store = Store(tmp_path / "store")
     assert not any(store.damage(cell) for cell in make_plan(cells(2), store).cells)
     run(cells(2), store)
@@ -258,7 +258,7 @@ def test_a_record_with_a_wrong_field_is_damage_and_the_cell_runs_again(store, fi
     run([cell], store)
     path = store.folder(cell) / "done.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({name: each for name, each in record.items() if name != field}))
+    path.write_text(json.dumps({name: entry for name, entry in record.items() if name != field}))
     assert "cannot be read" in store.damage(cell)
     path.write_text(json.dumps(record | {field: value}))
     assert store.record(cell) is None

@@ -47,7 +47,7 @@ def paths(alpha=0.5, kept=0.3, gain=1.5, constant=4.0, deeper=1.0):
         deeper: factor of the gain in each block of DiffViT at depth 3, and its inverse at depth 1.
     """
     draw = np.random.default_rng(0)
-    found = {"depth": [], "branches": [], "attack": []}
+    tables = {"depth": [], "branches": [], "attack": []}
     for model in models((1, 3)):
         differs = model["series"] == "DiffViT"
         lean = (deeper if model["depth"] == 3 else 1 / deeper) if differs else 1.0
@@ -57,26 +57,26 @@ def paths(alpha=0.5, kept=0.3, gain=1.5, constant=4.0, deeper=1.0):
                 for stage in range(model["depth"] + 1):
                     size = gain * lean * draw.uniform(0.9, 1.1)
                     bound = constant * lean * draw.uniform(0.9, 1.1)
-                    found["depth"].append(here | {"stage": stage, "gain": size, "lipschitz": bound})
+                    tables["depth"].append(here | {"stage": stage, "gain": size, "lipschitz": bound})
                 for layer, head in product(range(model["depth"] * differs), range(2)):
                     one, clean = draw.uniform(1, 2, 2)
                     noise = draw.uniform(0.95, 1.05)
                     norms = {"positive": one, "moved": alpha * one * noise}
                     norms |= {"clean_positive": clean, "clean_moved": kept * clean}
-                    found["branches"].append(here | {"layer": layer, "head": head} | norms)
+                    tables["branches"].append(here | {"layer": layer, "head": head} | norms)
             for eps in EPS:
                 success = bool(draw.random() < (0.9 if lean > 1 else 0.1 if lean < 1 else 0.5))
-                found["attack"].append(model | {"sample": sample, "eps": eps, "success": success})
-    return {table: pl.DataFrame(rows) for table, rows in found.items()}
+                tables["attack"].append(model | {"sample": sample, "eps": eps, "success": success})
+    return {table: pl.DataFrame(rows) for table, rows in tables.items()}
 
 
 def test_factors_are_geometric_means_over_the_layers():
     rows = paths()
-    found = theory.per_layer(theory.layers(rows))
+    factors = theory.per_layer(theory.layers(rows))
     where = {"series": "DiffViT", "depth": 3, "training_seed": 1, "sample": 4}
     block = {"perturbation": "pgd", "eps": 4 / 255}
-    own = found.filter(**where, perturbation="PGD, 4/255")
-    value = dict(own.select("quantity", "value").iter_rows())
+    image_factors = factors.filter(**where, perturbation="PGD, 4/255")
+    value = dict(image_factors.select("quantity", "value").iter_rows())
     stages = rows["depth"].filter(**where, **block).filter(pl.col("stage") > 0)
     branches = rows["branches"].filter(**where, **block)
     alphas = []
@@ -88,9 +88,9 @@ def test_factors_are_geometric_means_over_the_layers():
     assert math.exp(value[theory.LIPSCHITZ]) == pytest.approx(stages["lipschitz"].product() ** (1 / 3))
     assert value[theory.BOUND] == pytest.approx(value[theory.ALPHA] + value[theory.LIPSCHITZ])
     assert math.exp(3 * value[theory.OBSERVED]) == pytest.approx(stages["gain"].product())
-    standard = found.filter(series="ViT")
+    standard = factors.filter(series="ViT")
     assert not set(standard["quantity"]) & {theory.ALPHA, theory.KEPT}  # 1 by definition, not an estimate
-    ends = [standard.filter(quantity=each)["value"].to_list() for each in (theory.BOUND, theory.LIPSCHITZ)]
+    ends = [standard.filter(quantity=quantity)["value"].to_list() for quantity in (theory.BOUND, theory.LIPSCHITZ)]
     assert ends[0] == ends[1]
     products = theory.by_stage(theory.layers(rows)).filter(**where, perturbation="PGD, 4/255", stage=3)
     whole = dict(products.select("quantity", "value").iter_rows())
@@ -98,7 +98,7 @@ def test_factors_are_geometric_means_over_the_layers():
 
 
 @pytest.mark.parametrize(
-    ("planted", "claim", "verdict"),
+    ("planted", "name", "verdict"),
     [
         ({"alpha": 0.5}, "subtraction-removes", "holds"),
         ({"alpha": 1.2}, "subtraction-removes", "contradicted"),
@@ -113,9 +113,9 @@ def test_factors_are_geometric_means_over_the_layers():
         ({"alpha": 0.9, "deeper": 0.5}, "bound-crosses", "holds"),
     ],
 )
-def test_verdicts_follow_what_is_planted(planted, claim, verdict):
-    found = {each.name: each.verdict for each in theory.THEORY_DEPTH.claims(paths(**planted))}
-    assert found[claim] == verdict
+def test_verdicts_follow_what_is_planted(planted, name, verdict):
+    verdicts = {claim.name: claim.verdict for claim in theory.THEORY_DEPTH.claims(paths(**planted))}
+    assert verdicts[name] == verdict
 
 
 def test_a_crossover_is_read_off_the_family_of_models():
@@ -126,32 +126,32 @@ def test_a_crossover_is_read_off_the_family_of_models():
     assert crossing["Crossover predicted by equation (5), PGD, 1/255"] == "depth 3"
     assert crossing["Crossover seen in the growth, uniform noise, 1/255"] == "depth 3"
     assert set(same.values()) == {"none among depths 1, 3"}
-    assert any("success rate" in what for what in crossing)
+    assert any("success rate" in title for title in crossing)
 
 
 def radius_rows(ratio=0.5):
     """Return rows of one-layer models; DiffViT's Lipschitz constant is 1 / ratio times ViT's."""
     draw = np.random.default_rng(1)
-    found = {"radius": [], "alignment": [], "attack": []}
+    tables = {"radius": [], "alignment": [], "attack": []}
     for model in models((1,)):
         differs = model["series"] == "DiffViT"
         for sample in range(IMAGES):
             here = model | {"sample": sample}
             constant = draw.uniform(2.0, 2.2) / (ratio if differs else 1.0)
-            found["radius"].append(here | {"margin": draw.uniform(1.0, 1.1), "lipschitz": constant, "slope": constant})
+            tables["radius"].append(here | {"margin": draw.uniform(1.0, 1.1), "lipschitz": constant, "slope": constant})
             cross = -0.5 if differs else 0.0
-            found["alignment"].append(
+            tables["alignment"].append(
                 here
                 | {"layer": 0, "head": 0, "site": "pixels", "lam": 0.8, "first": draw.uniform(1.0, 1.1)}
                 | {"second": 1.0 * differs, "cross": cross}
             )
-            found["attack"].append(here | {"prediction": 1, "clean_prediction": 0, "distance": 0.4})
-    return {table: pl.DataFrame(rows) for table, rows in found.items()}
+            tables["attack"].append(here | {"prediction": 1, "clean_prediction": 0, "distance": 0.4})
+    return {table: pl.DataFrame(rows) for table, rows in tables.items()}
 
 
 def test_the_ratio_of_radii_follows_what_is_planted():
-    found = theory.ratios(radius_rows(0.5))
-    means = estimates(found, ["quantity"], theory.VALUE, kind="number")
+    ratios = theory.ratios(radius_rows(0.5))
+    means = estimates(ratios, ["quantity"], theory.VALUE, kind="number")
     value = dict(means.select("quantity", "value").iter_rows())
     assert value[theory.MEASURED] == pytest.approx(0.5, rel=0.05)
     assert value[theory.CONSTANT] == pytest.approx(2.0, rel=0.05)
@@ -167,8 +167,8 @@ def test_the_ratio_of_radii_follows_what_is_planted():
 
 
 def test_an_attack_within_the_radius_refutes_it():
-    found = theory.beyond(radius_rows(1.0))  # m / L is about 0.5, CW's example at 0.4
-    shares = dict(found.group_by("radius").agg(pl.mean("value")).iter_rows())
+    outcomes = theory.beyond(radius_rows(1.0))  # m / L is about 0.5, CW's example at 0.4
+    shares = dict(outcomes.group_by("radius").agg(pl.mean("value")).iter_rows())
     assert shares == {"m / L, as printed": 1.0, "m / (√2·L)": 0.0, "m / ‖∂m/∂x‖": 1.0}
     robust = radius_rows(1.0)
     robust["attack"] = robust["attack"].with_columns(prediction=pl.lit(0))
@@ -200,10 +200,10 @@ def test_rows_of_the_branches_are_those_of_the_library_whatever_the_batch(measur
     assert rows.sort(keys)["moved"].to_list() == pytest.approx(again.sort(keys)["moved"].to_list(), rel=1e-4)
     images = data.images(range(3))
     clean = list(branch_changes(model, images, images + 0.01))
-    for at, change in enumerate(clean):
-        own = rows.filter(layer=at, perturbation="noise", sample=int(data.ids[1])).sort("head")
-        assert own["clean_correlation"].to_list() == pytest.approx(change.clean_correlation[1].tolist(), rel=1e-5)
-        assert own["clean_moved"].to_list() == pytest.approx(change.clean_moved[1].tolist(), rel=1e-5)
+    for layer, change in enumerate(clean):
+        heads = rows.filter(layer=layer, perturbation="noise", sample=int(data.ids[1])).sort("head")
+        assert heads["clean_correlation"].to_list() == pytest.approx(change.clean_correlation[1].tolist(), rel=1e-5)
+        assert heads["clean_moved"].to_list() == pytest.approx(change.clean_moved[1].tolist(), rel=1e-5)
 
 
 def test_correlations_are_taken_once_for_the_clean_image():
@@ -225,10 +225,10 @@ def test_correlations_are_taken_once_for_the_clean_image():
         for series in (map_studies.TRAINED, map_studies.UNTRAINED)
         for seed, layer, sample, kind, eps in product(range(SEEDS), range(2), range(5), KINDS, map_studies.NOISE)
     ]
-    found = map_studies.values({"branches": pl.DataFrame(rows)})
-    clean = found.filter(input="clean", series="DiffCLIP")
+    values = map_studies.values({"branches": pl.DataFrame(rows)})
+    clean = values.filter(input="clean", series="DiffCLIP")
     assert len(clean) == SEEDS * 2 * 5
-    assert set(found["input"]) == {"clean", "noise 8/255", "noise 64/255", "PGD 8/255", "PGD 64/255"}
+    assert set(values["input"]) == {"clean", "noise 8/255", "noise 64/255", "PGD 8/255", "PGD 64/255"}
     claims = {
         claim.name: claim.verdict for claim in map_studies.MAP_CORRELATION.claims({"branches": pl.DataFrame(rows)})
     }

@@ -60,24 +60,24 @@ def test_a_wrong_number_in_the_transcription_is_found(name):
 
 
 def test_a_dry_run_is_a_table_of_settings():
-    said = list(dry_run(known_studies()["figure-2a"], PAPER))
-    assert said[0] == "figure-2a: 72 cells built"
-    assert said[1].split() == ["setting", "ours", "paper", "verdict"]
-    assert [row.split()[0] for row in said[2:]] == [line.name for line in TRANSCRIBED["figure-2a"]]
-    assert not any(row.endswith("  differs") for row in said)
+    lines = list(dry_run(known_studies()["figure-2a"], PAPER))
+    assert lines[0] == "figure-2a: 72 cells built"
+    assert lines[1].split() == ["setting", "ours", "paper", "verdict"]
+    assert [row.split()[0] for row in lines[2:]] == [line.name for line in TRANSCRIBED["figure-2a"]]
+    assert not any(row.endswith("  differs") for row in lines)
 
 
 @studies
 def test_a_wrong_number_in_a_bench_is_found(name, monkeypatch):
-    own = robustness.BENCHES["paper"]
+    bench = robustness.BENCHES["paper"]
     wrong = {
-        "epochs": dict.fromkeys(own.epochs, 7),
+        "epochs": dict.fromkeys(bench.epochs, 7),
         "recipe": {"learning_rate": 1e-3},
-        "attacks": {name: {**own.attacks.get(name, {}), "steps": 7} for name in (*own.attacks, "pgd", "patch")},
+        "attacks": {name: {**bench.attacks.get(name, {}), "steps": 7} for name in (*bench.attacks, "pgd", "patch")},
         "probed": 7,
         "sense": {"eps": 4 / 255},
     }
-    monkeypatch.setitem(robustness.BENCHES, "paper", replace(own, **wrong))
+    monkeypatch.setitem(robustness.BENCHES, "paper", replace(bench, **wrong))
     clip = diffclip.BENCHES["paper"]
     recipe, protocols = ({"epochs": 7, "learning_rate": 1e-3}, {"probe": {"iterations": 7}, "few-shot": {"shots": 7}})
     wrong_clip = replace(clip, recipe=recipe, protocols=protocols, home="imagenet-v2")
@@ -110,15 +110,15 @@ def test_a_line_has_its_source_and_a_deviation_its_reason(name):
 def test_a_deviation_has_to_be_the_declared_one():
     line = Line("train.seeds", (1,), ours=(3, 4), why="For an interval.")
     verdicts = ["same", "declared deviation", "differs", "differs", "differs"]
-    assert [line.verdict(each) for each in ((1,), (4, 3), (3,), (2,), ())] == verdicts
-    some = replace(line, exact=False)
-    assert [some.verdict(each) for each in ((1, 2), (3, 4, 5), (3,))] == ["same", "declared deviation", "differs"]
+    assert [line.verdict(seeds) for seeds in ((1,), (4, 3), (3,), (2,), ())] == verdicts
+    inexact = replace(line, exact=False)
+    assert [inexact.verdict(seeds) for seeds in ((1, 2), (3, 4, 5), (3,))] == ["same", "declared deviation", "differs"]
 
 
 def test_the_training_of_given_models_is_not_compared():
     lines = TRANSCRIBED["diffclip-table-2"]
-    found = {"given.spec": ("diffclip:model.pt",), "retrieval.captions": ("all",)}
-    kinds = {line.name.partition(".")[0] for line, _, _ in compare(lines, found)}
+    settings = {"given.spec": ("diffclip:model.pt",), "retrieval.captions": ("all",)}
+    kinds = {line.name.partition(".")[0] for line, _, _ in compare(lines, settings)}
     assert kinds == {"retrieval", "zero-shot"}
     assert len(compare(lines, {"retrieval.captions": ("all",)})) == len(lines)
 

@@ -68,12 +68,12 @@ def test_stage_1_changes_the_projector_stage_2_the_language_model_and_neither_th
     assert (card.seed, card.attention) == (0, "differential")
 
 
-def asked(said, truth, images):
+def asked(words, truth, images):
     """Return rows of POPE: what was said and what is right of each question, and its image."""
-    wrong = [int((one == YES) != right) for one, right in zip(said, truth, strict=True)]
-    score = [0.9 if one == YES else 0.1 for one in said]
+    wrong = [int((one == YES) != right) for one, right in zip(words, truth, strict=True)]
+    score = [0.9 if one == YES else 0.1 for one in words]
     rows = outcome_rows(
-        setting="random", seed=0, unit=list(range(len(said))), group=images, prediction=said, rank=wrong, score=score
+        setting="random", seed=0, unit=list(range(len(words))), group=images, prediction=words, rank=wrong, score=score
     )
     return rows.with_columns(
         series=pl.lit("CLIP"), trained_on=pl.lit("emoji-objects"), task=pl.lit("pope"), data=pl.lit("emoji-pope")
@@ -82,11 +82,11 @@ def asked(said, truth, images):
 
 def test_metrics_of_pope_by_hand():
     """Three images with 2, 3 and 1 questions: 4 of 6 answers are right; 4 say yes, 4 should, and 3 do both."""
-    said = [YES, YES, NO, NO, UNPARSED, YES]
+    answers = [YES, YES, NO, NO, UNPARSED, YES]
     truth = [True, False, True, False, True, True]
-    found = estimated(scores(asked(said, truth, [5, 5, 7, 7, 7, 8])))
-    assert found.select(*KEYS[:3]).unique().rows() == [("random", "emoji-objects", "CLIP")]
-    assert dict(found.select("data", "value").iter_rows()) == pytest.approx(
+    estimates = estimated(scores(asked(answers, truth, [5, 5, 7, 7, 7, 8])))
+    assert estimates.select(*KEYS[:3]).unique().rows() == [("random", "emoji-objects", "CLIP")]
+    assert dict(estimates.select("data", "value").iter_rows()) == pytest.approx(
         {
             "accuracy": 4 / 6,
             "precision": 3 / 4,
@@ -97,7 +97,7 @@ def test_metrics_of_pope_by_hand():
             "unparsed": 1 / 6,
         }
     )
-    assert set(found["n"]) == {3}
+    assert set(estimates["n"]) == {3}
     never = scores(asked([NO] * 4, [True, False] * 2, [1, 1, 2, 2]))
     assert "precision" not in set(never["data"])
 
@@ -180,7 +180,7 @@ def test_the_papers_numbers_are_next_to_ours_and_their_gains_are_those_in_bracke
 
 def test_given_towers_are_taken_in_place_of_trained_ones():
     named = profile("paper")
-    found = models(replace(named, models=("released",)))
-    assert [cell.factors()["series"] for cell in found] == ["CLIP", "DiffCLIP"]
-    assert [cell.start.needs() for cell in found] == [(), ()]
-    assert found[0].start.language == BENCHES[named.name].language
+    cells = models(replace(named, models=("released",)))
+    assert [cell.factors()["series"] for cell in cells] == ["CLIP", "DiffCLIP"]
+    assert [cell.start.needs() for cell in cells] == [(), ()]
+    assert cells[0].start.language == BENCHES[named.name].language

@@ -31,9 +31,9 @@ from antiphase.studies.scale import _range, _sets, titled, vits_in_short
 from antiphase.studies.store import core_seconds
 
 
-def check(what, value, half=0.02, seeds=16, error=0.01):
+def check(label, value, half=0.02, seeds=16, error=0.01):
     spread = Spread(seeds, 300, error**2, 0.0, 0.0)
-    return Check(what, CrossedEstimate(value, value - half, value + half, 300, spread))
+    return Check(label, CrossedEstimate(value, value - half, value + half, 300, spread))
 
 
 def test_written_has_a_minus_sign_and_no_negative_zero():
@@ -148,7 +148,7 @@ def test_models_in_short_have_ranges_and_facts_of_data():
     assert _range([12_732_097, 12_700_000]) == "12.7 million"
     assert _sets(["cifar10", "cc3m"]) == "CIFAR-10 (32×32 RGB, 10 classes) and cc3m"
     sizes = {"dim": 64, "num_heads": 4, "patch_size": 7}
-    models = [TrainVit(model="vit", data="fashion-mnist", sizes={"depth": at, **sizes}) for at in (1, 12)]
+    models = [TrainVit(model="vit", data="fashion-mnist", sizes={"depth": depth, **sizes}) for depth in (1, 12)]
     assert vits_in_short(models) == (
         "ViTs and DiffViTs with 1 to 12 layers and 55 thousand to 605 thousand parameters on Fashion-MNIST "
         "(28×28 grey, 10 classes)"

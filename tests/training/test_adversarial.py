@@ -142,16 +142,16 @@ def test_a_replay_gives_weights_and_images_their_gradient_at_once():
     for before, after in itertools.pairwise(seen):
         step = (before + 0.5 * EPS * direction - x).clamp(-EPS, EPS)
         torch.testing.assert_close(after - x, step, rtol=0, atol=1e-6)
-    for at, found in zip(seen, [*grads, weights.grad], strict=True):
-        (expected,) = torch.autograd.grad(F.cross_entropy(model(at), y), weights)
-        torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(loss, torch.stack([F.cross_entropy(model(at), y) for at in seen]).mean())
+    for images, gradient in zip(seen, [*grads, weights.grad], strict=True):
+        (expected,) = torch.autograd.grad(F.cross_entropy(model(images), y), weights)
+        torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(loss, torch.stack([F.cross_entropy(model(images), y) for images in seen]).mean())
 
 
 def test_eps_warms_up_in_a_line_and_the_step_with_it():
     adversary = Adversary(eps=0.1, warmup_epochs=2.0)
-    found = [adversary.eps_at(update, 5) for update in range(20)]
-    assert found == pytest.approx([0.01 * (update + 1) for update in range(10)] + 10 * [0.1])
+    budgets = [adversary.eps_at(update, 5) for update in range(20)]
+    assert budgets == pytest.approx([0.01 * (update + 1) for update in range(10)] + 10 * [0.1])
     assert Adversary(eps=0.1, warmup_epochs=0).eps_at(0, 5) == 0.1
     assert adversary.step_size_at(0.1) == pytest.approx(0.2 / 3)
     assert adversary.step_size_at(0.01) == pytest.approx(0.02 / 3)
@@ -196,12 +196,12 @@ def plainly_trained(plan, images):
             if len(losses) == plan.epochs * updates:
                 break
             left = updates - len(losses) % updates  # of this epoch
-            own = start_keys(plan.seed, sweep, images.ids[batch])
+            batch_keys = start_keys(plan.seed, sweep, images.ids[batch])
             eps = adversary.eps_at(len(losses), updates)
             still = Adversary(eps=adversary.eps, step_size=1e-20, steps=1)
-            moved = perturb(model, x, y, still, eps, own)
+            moved = perturb(model, x, y, still, eps, batch_keys)
             if adversary.variant != "free":
-                moved = perturb(model, x, y, adversary, eps, own)
+                moved = perturb(model, x, y, adversary, eps, batch_keys)
             for _ in range(min(left, adversary.updates_per_batch)):
                 moved.requires_grad_(True)
                 optimizer.zero_grad()
@@ -221,10 +221,10 @@ def test_the_weights_are_those_of_the_obvious_loop(tmp_path, few, variant):
     log = train_classifier(plan, *few, tmp_path, progress=False)
     with outputs_only():  # the same operations, so that the bits agree
         expected, losses = plainly_trained(plan, few[0])
-    found = load_file(tmp_path / "model.safetensors")
+    weights = load_file(tmp_path / "model.safetensors")
     assert len(losses) == 3 * 7  # free has as many updates as the others, of fewer minibatches
-    for name in found:
-        assert torch.equal(found[name], expected[name]), name
+    for name in weights:
+        assert torch.equal(weights[name], expected[name]), name
     first = sum(losses[:4]) / 8 + sum(losses[4:7]) / 6 if variant == "free" else sum(losses[:7]) / 7
     assert log[0]["loss"] == pytest.approx(first, rel=1e-6)
 
@@ -295,11 +295,11 @@ def test_robust_accuracy_is_that_of_the_attack(eps):
     y = torch.where(torch.arange(150) % 4 > 0, predicted, y)  # most are right to begin with
     names = tuple("abcde")
     data = ArrayImages(name="toy", split="test", class_names=names, ids=torch.arange(150) * 3 + 1, labels=y, pixels=x)
-    found = robust_accuracy(model, data, eps, seed=4)
+    robust = robust_accuracy(model, data, eps, seed=4)
     threat = attacks.Threat(eps=eps)
     result = attacks.pgd(model, x, y, threat, steps=10, seed=4, ids=data.ids)
-    assert found == pytest.approx(1 - result.asr, abs=1e-9)
-    assert 0.02 < found < float((predicted == y).double().mean()) - 0.05
+    assert robust == pytest.approx(1 - result.asr, abs=1e-9)
+    assert 0.02 < robust < float((predicted == y).double().mean()) - 0.05
     assert robust_accuracy(model, data, 0.3) == 0
 
 
@@ -344,8 +344,8 @@ NATURAL = {
 
 def test_an_adversarial_recipe_is_written_whole_and_read_again():
     plan = Recipe.model_validate(NATURAL | {"adversarial": {"eps": 0.1, "variant": "free", "replays": 8}})
-    held = json.loads(plan.model_dump_json())
-    assert held["adversarial"] == {
+    fields = json.loads(plan.model_dump_json())
+    assert fields["adversarial"] == {
         "eps": 0.1,
         "variant": "free",
         "steps": 3,
@@ -354,8 +354,8 @@ def test_an_adversarial_recipe_is_written_whole_and_read_again():
         "replays": 8,
     }
     natural = Recipe.model_validate(NATURAL).model_dump(mode="json")
-    assert held | {"adversarial": None} == natural
-    assert Recipe.model_validate(held) == plan
+    assert fields | {"adversarial": None} == natural
+    assert Recipe.model_validate(fields) == plan
     assert digest(plan.model_dump_json()) != digest(Recipe.model_validate(NATURAL).model_dump_json())
 
 

@@ -49,8 +49,8 @@ def test_a_model_learns_its_training_pairs(tmp_path):
     plan = {"epochs": 60, "batch_size": 23, "learning_rate": 5e-3, "weight_decay": 0.0, "crop": (1, 1)}
     recipe = tiny_recipe(pairs=pairs, captions="first", **plan)
     train_clip(recipe, pairs, tmp_path, progress=False)
-    found = encoder_numbers(load_model(str(tmp_path)), pairs, captions="first")
-    assert found["image R@1"] > 0.6  # the second captions, of one word, several images share
+    recalls = encoder_numbers(load_model(str(tmp_path)), pairs, captions="first")
+    assert recalls["image R@1"] > 0.6  # the second captions, of one word, several images share
 
 
 @pytest.mark.parametrize("change", [{"part": 3}, {"checkpointing": True}], ids=["in parts", "with checkpointing"])
@@ -146,9 +146,9 @@ def test_weight_decay_spares_what_has_fewer_than_two_axes():
 
 def shards(folder):
     folder.mkdir()
-    for at in range(3):
-        captions = [f"{WORDS[i % 14]} {WORDS[(3 * i + at) % 14]}" for i in range(32)]
-        write_shard(folder / f"{at:05d}.tar", captions, start=100 * at)
+    for shard in range(3):
+        captions = [f"{WORDS[i % 14]} {WORDS[(3 * i + shard) % 14]}" for i in range(32)]
+        write_shard(folder / f"{shard:05d}.tar", captions, start=100 * shard)
     return f"shards:{folder}/{{00000..00002}}.tar"
 
 
@@ -213,10 +213,10 @@ def test_two_processes_train_on_a_stream_as_one_does(tmp_path):
 def test_bad_samples_are_named_and_counted_and_training_goes_on(tmp_path, run_cli):
     data = shards(tmp_path / "shards")
     write_shard(tmp_path / "shards" / "00001.tar", ["a dog", None, "a cat", *["a mug"] * 17], start=100)
-    first, third = (tmp_path / "shards" / f"0000{at}.tar" for at in (0, 2))
+    first, third = (tmp_path / "shards" / f"0000{shard}.tar" for shard in (0, 2))
     content = first.read_bytes()
-    at = content.index(b"\xff\xd8\xff")
-    first.write_bytes(content[:at] + b"\x00" * 64 + content[at + 64 :])  # the first image's head
+    offset = content.index(b"\xff\xd8\xff")
+    first.write_bytes(content[:offset] + b"\x00" * 64 + content[offset + 64 :])  # the first image's head
     os.truncate(third, third.stat().st_size * 2 // 3)
     assert run_cli(*command(data, tmp_path / "run", "--samples", "64", "--epochs", "2")[2:])[0] == 0
     bad = (tmp_path / "run" / BAD_SAMPLES_FILE).read_text().splitlines()
@@ -259,9 +259,9 @@ def test_crops_lie_within_the_image_and_keep_the_recipes_area(height, width, see
 def test_a_crop_is_torchvisions_of_the_same_box():
     images = list(tiny_pairs(5).array)
     keys = sample_keys(key(0, "crop", 0), torch.arange(5))
-    found = random_crops(images, keys, 16, (0.5, 1.0))
-    assert torch.equal(found[2:4], random_crops(images[2:4], keys[2:4], 16, (0.5, 1.0)))
-    for image, crop, draws in zip(images, found, uniform(keys, 22).double(), strict=True):
+    crops = random_crops(images, keys, 16, (0.5, 1.0))
+    assert torch.equal(crops[2:4], random_crops(images[2:4], keys[2:4], 16, (0.5, 1.0)))
+    for image, crop, draws in zip(images, crops, uniform(keys, 22).double(), strict=True):
         left, top, right, bottom = _crop_box(19, 17, draws, (0.5, 1.0))
         picture = Image.fromarray(image.permute(1, 2, 0).numpy())
         cut = v2.resized_crop(picture, top, left, bottom - top, right - left, [16, 16])
@@ -293,9 +293,9 @@ def test_the_papers_recipe_is_the_default():
 
 @pytest.mark.parametrize("more", [(), ("--limit", "4")])
 def test_a_table_without_splits_holds_nothing_out(run_cli, tmp_path, more):
-    for at in range(6):
-        Image.new("RGB", (5, 5), (40 * at, 0, 0)).save(tmp_path / f"{at}.png")
-    (tmp_path / "pairs.csv").write_text("image,caption\n" + "".join(f"{at}.png,number {at}\n" for at in range(6)))
+    for i in range(6):
+        Image.new("RGB", (5, 5), (40 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "pairs.csv").write_text("image,caption\n" + "".join(f"{i}.png,number {i}\n" for i in range(6)))
     code, _, err = run_cli(
         "train-clip",
         "--model",

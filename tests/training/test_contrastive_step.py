@@ -22,15 +22,15 @@ def plain_loss(model, kind, rows):
     if kind == "siglip":
         signs = 2 * torch.eye(len(logits)) - 1
         return -F.logsigmoid(signs * (logits + model.logit_bias)).sum() / len(logits)
-    own = torch.arange(len(logits))
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+    labels = torch.arange(len(logits))
+    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
 
 
-def close(found, expected, share=1e-5):
-    assert found.keys() == expected.keys()
+def close(values, expected, share=1e-5):
+    assert values.keys() == expected.keys()
     for name in expected:
         size = float(expected[name].abs().max())
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=share * size + 1e-9, msg=name)
+        torch.testing.assert_close(values[name], expected[name], rtol=0, atol=share * size + 1e-9, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -41,8 +41,8 @@ def test_parts_give_the_gradient_of_the_whole(kind, part):
     loss.backward()
     expected = gradients(model)
     model.zero_grad()
-    found = accumulate(model, share_of(), Accelerator(cpu=True), kind=kind, precision="float32", part=part)
-    torch.testing.assert_close(found, loss.detach())
+    total = accumulate(model, share_of(), Accelerator(cpu=True), kind=kind, precision="float32", part=part)
+    torch.testing.assert_close(total, loss.detach())
     close(gradients(model), expected)
 
 
@@ -65,26 +65,26 @@ def test_a_batch_of_bad_samples_alone_moves_nothing():
 
 def test_memory_grows_with_the_part_and_not_with_the_batch():
     def peak(part):
-        held, most = 0, 0
+        total, largest = 0, 0
 
         class Kept:
             def __init__(self, tensor):
-                nonlocal held, most
+                nonlocal total, largest
                 self.tensor, self.size = tensor, tensor.numel() * tensor.element_size()
                 if tensor.untyped_storage().data_ptr() in weights:  # the same for every batch
                     self.size = 0
-                held += self.size
-                most = max(most, held)
+                total += self.size
+                largest = max(largest, total)
 
             def __del__(self):
-                nonlocal held
-                held -= self.size
+                nonlocal total
+                total -= self.size
 
         model = model_of("clip")
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
             accumulate(model, share_of(), Accelerator(cpu=True), kind="clip", precision="float32", part=part)
-        return most
+        return largest
 
     whole, one, two = peak(None), peak(1), peak(2)
     assert one < 0.25 * whole
@@ -95,21 +95,21 @@ def test_slip_exact_is_the_gradient_of_slips_code_on_two_devices():
     draw = torch.Generator().manual_seed(0)
     image, text = (torch.randn(6, 5, generator=draw, dtype=torch.float32) for _ in range(2))
     scale = torch.tensor(2.0)
-    found = feature_gradients(image, text, scale, None, "slip_exact")
+    exact = feature_gradients(image, text, scale, None, "slip_exact")
     totals = [torch.zeros_like(image), torch.zeros_like(text)]
     for device in range(2):  # each has three pairs; what it gathers of the others and itself has no gradient
         rows = slice(3 * device, 3 * device + 3)
-        own = [side[rows].clone().requires_grad_() for side in (image, text)]
-        mine = [F.normalize(side, dim=-1) for side in own]
+        leaves = [side[rows].clone().requires_grad_() for side in (image, text)]
+        mine = [F.normalize(side, dim=-1) for side in leaves]
         every = [F.normalize(side, dim=-1) for side in (image, text)]
         labels = torch.arange(3) + 3 * device
         loss = sum(F.cross_entropy(scale.exp() * mine[one] @ every[1 - one].T, labels) for one in (0, 1)) / 2
-        for total, gradient in zip(totals, torch.autograd.grad(loss, own), strict=True):
+        for total, gradient in zip(totals, torch.autograd.grad(loss, leaves), strict=True):
             total[rows] += gradient / 2  # the mean over the devices
-    torch.testing.assert_close(found.image, totals[0])
-    torch.testing.assert_close(found.text, totals[1])
+    torch.testing.assert_close(exact.image, totals[0])
+    torch.testing.assert_close(exact.text, totals[1])
     full = feature_gradients(image, text, scale, None, "clip")
-    assert (full.image - found.image).abs().max() > 0.01
+    assert (full.image - exact.image).abs().max() > 0.01
 
 
 WORKER = """

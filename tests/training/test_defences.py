@@ -95,8 +95,8 @@ def test_the_hinge_and_the_cap_are_the_dense_jacobians():
     maps = step.maps[0][0]
     probe = step.probe(0, maps.positive)
     one, two = (
-        torch.einsum("bhij,bhijcnd->cnd", probe, jacrev(lambda x, at=at: module.maps(x)[at])(tokens.detach()))
-        for at in (0, 1)
+        torch.einsum("bhij,bhijcnd->cnd", probe, jacrev(lambda x, i=i: module.maps(x)[i])(tokens.detach()))
+        for i in (0, 1)
     )
     one, two = one.detach(), two.detach()
     hinge = max(0.0, -float((one * two).sum()) / len(tokens))
@@ -176,7 +176,7 @@ def test_strengths_weigh_what_is_added():
 
 
 @pytest.mark.parametrize(
-    ("strengths", "kind", "adversarial", "said"),
+    ("strengths", "kind", "adversarial", "message"),
     [
         ({"jacobian": 1.0}, diffvit, False, "defence 'jacobian': expected one of map-jacobian"),
         ({"jasmin": -1.0}, diffvit, False, "defend jasmin=-1: expected a finite number of at least 0"),
@@ -186,10 +186,10 @@ def test_strengths_weigh_what_is_added():
         ({"alignment": 1.0}, vit, False, "defend alignment: this model has no differential attention"),
     ],
 )
-def test_what_a_model_cannot_have_is_refused(strengths, kind, adversarial, said):
-    with pytest.raises(UserError, match=said):
+def test_what_a_model_cannot_have_is_refused(strengths, kind, adversarial, message):
+    with pytest.raises(UserError, match=message):
         check_defences(strengths, model_of(kind), adversarial)
-    if "this model" in said:
+    if "this model" in message:
         with pytest.raises(UserError, match="no attention whose maps can be seen"):
             check_defences({"jasmin": 1.0}, torch.nn.Linear(2, 2), adversarial)
 
@@ -300,7 +300,7 @@ def test_adversarial_weights_move_each_matrix_up_and_back():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"defend": "map-jacobian"}, "defend 'map-jacobian': expected NAME=STRENGTH, such as map-jacobian=1"),
         ({"defend": "jasmin=1,jasmin=2"}, "expected each name once"),
@@ -310,15 +310,15 @@ def test_adversarial_weights_move_each_matrix_up_and_back():
         ({"defend": "alignment=1", "model": "vit"}, "this model has no differential attention"),
     ],
 )
-def test_the_command_refuses_in_one_line(options, said, tmp_path):
-    with pytest.raises(UserError, match=said):
+def test_the_command_refuses_in_one_line(options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
         ap.train(**{"model": "diffvit", "data": "digits", "out": tmp_path / "run", "limit": 20, "epochs": 1} | options)
     assert not (tmp_path / "run" / "recipe.json").exists()
 
 
 def test_twins_of_unequal_defences_are_warned_of():
     recipes = [{"epochs": 1, "data": "digits"} | more for more in ({"defences": {"jasmin": 1.0}}, {})]
-    cards = [ModelCard(f"m{at}", f"m{at}", "none", 0, (1, 8, 8), 10, one) for at, one in enumerate(recipes)]
+    cards = [ModelCard(f"m{index}", f"m{index}", "none", 0, (1, 8, 8), 10, one) for index, one in enumerate(recipes)]
     (doubt,) = twin_doubts(*cards)
     assert doubt.endswith("recipes defences (jasmin 1.0) and defences none")
 
@@ -349,18 +349,18 @@ def clip_step(tmp_path, monkeypatch, **fields):
 @pytest.mark.parametrize("name", OF_MAPS)
 def test_a_clip_learns_from_the_penalty_on_its_image_towers_maps(name, tmp_path, monkeypatch):
     plain, *_ = clip_step(tmp_path / "plain", monkeypatch)
-    found, visual, images, log = clip_step(tmp_path / "defended", monkeypatch, defences={name: 0.5})
+    defended, visual, images, log = clip_step(tmp_path / "defended", monkeypatch, defences={name: 0.5})
     step = Step(visual, images, images, torch.zeros(len(images), dtype=torch.int64), visual, 0, 0)
     penalty = find(DEFENCES, name, "defence").term(step)
     # twice, since it is left out of every second step; of two steps in an epoch the first has half the strength
     weights = {f"visual.{key}": weight for key, weight in visual.named_parameters()}
-    wanted = torch.autograd.grad(2 * 0.5 * 0.5 * penalty, [*weights.values()], allow_unused=True)
-    added = dict(zip(weights, wanted, strict=True))
+    grads = torch.autograd.grad(2 * 0.5 * 0.5 * penalty, [*weights.values()], allow_unused=True)
+    added = dict(zip(weights, grads, strict=True))
     for key, gradient in plain.items():
         more = added.get(key)
         expected = gradient if more is None else gradient + more
-        torch.testing.assert_close(found[key], expected, rtol=1e-4, atol=1e-6)
-    assert any(bool(one.abs().sum() > 0) for one in wanted if one is not None)
+        torch.testing.assert_close(defended[key], expected, rtol=1e-4, atol=1e-6)
+    assert any(bool(one.abs().sum() > 0) for one in grads if one is not None)
     assert math.isfinite(log[-1][name])
 
 
@@ -373,7 +373,7 @@ def test_a_clip_with_strength_0_has_the_same_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("diffclip", "--defend", "ema=0.9"), "is of classifiers; expected one of map-jacobian, "),
         (("diffclip", "--defend", "trades=1"), "is of classifiers"),
@@ -381,11 +381,11 @@ def test_a_clip_with_strength_0_has_the_same_weights(tmp_path):
         (("clip", "--defend", "alignment=1"), "no differential attention"),
     ],
 )
-def test_train_clip_refuses_in_one_line(words, said, tmp_path, run_cli):
+def test_train_clip_refuses_in_one_line(words, message, tmp_path, run_cli):
     data = ("--data", "openmoji", "--preset", "openmoji", "--limit", "40", "--batch-size", "8")
     code, _, err = run_cli("train-clip", "--model", *words, *data, "--out", tmp_path / "run")
     assert code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "run" / "model.safetensors").exists()
 

@@ -139,16 +139,16 @@ def test_the_command_writes_a_model_that_loads_and_attacks_like_any_other(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["specimen:vit-0", "--fare", "2/255"], "expected a CLIP of antiphase"),
         (["specimen:vit-0", "--fare", "2"], "expected"),
         (["specimen:vit-0", "--fare", "nan"], "expected"),
     ],
 )
-def test_what_cannot_be_fine_tuned_is_refused_in_one_line(words, said, tmp_path, run_cli):
+def test_what_cannot_be_fine_tuned_is_refused_in_one_line(words, message, tmp_path, run_cli):
     code, _, err = run_cli("finetune", *words, "--data", "digits", "--out", str(tmp_path / "no"))
     assert code == 2
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "no").exists()

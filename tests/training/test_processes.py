@@ -45,5 +45,5 @@ def test_a_process_whose_group_still_holds_a_tensor_ends_well(tmp_path, module, 
     script = tmp_path / "ending.py"
     script.write_text(ENDING.format(module=module, start=start))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = subprocess.run([*torchrun, str(script)], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    process = subprocess.run([*torchrun, str(script)], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

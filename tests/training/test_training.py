@@ -218,9 +218,9 @@ def test_a_recipe_file_with_other_types_is_one_line(tmp_path, fact, told):
 def test_an_edited_recipe_file_is_refused(tmp_path, digits):
     plan = recipe(digits, epochs=1)
     train_classifier(plan, digits[0].subset(200), digits[1], tmp_path, progress=False)
-    held = json.loads((tmp_path / "recipe.json").read_text())
-    held["model"]["dim"] = 32
-    write_json(tmp_path / "recipe.json", held)
+    fields = json.loads((tmp_path / "recipe.json").read_text())
+    fields["model"]["dim"] = 32
+    write_json(tmp_path / "recipe.json", fields)
     with pytest.raises(UserError, match="architecture does not match"):
         load_model(str(tmp_path))
 

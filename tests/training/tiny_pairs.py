@@ -47,14 +47,14 @@ def write_shard(path, samples, start=0):
     """Write a tar as img2dataset does: for each caption a JPEG of noise; None leaves the caption out."""
     draw = torch.Generator().manual_seed(start)
     with tarfile.open(path, "w") as tar:
-        for at, caption in enumerate(samples, start):
+        for index, caption in enumerate(samples, start):
             pixels = torch.randint(0, 256, (19, 17, 3), dtype=torch.uint8, generator=draw).numpy()
             image = io.BytesIO()
             Image.fromarray(pixels).save(image, "JPEG")
-            members = {"jpg": image.getvalue(), "json": json.dumps({"key": f"{at:09d}"}).encode()}
+            members = {"jpg": image.getvalue(), "json": json.dumps({"key": f"{index:09d}"}).encode()}
             members |= {} if caption is None else {"txt": caption.encode()}
             for suffix, content in members.items():
-                about = tarfile.TarInfo(f"{at:09d}.{suffix}")
+                about = tarfile.TarInfo(f"{index:09d}.{suffix}")
                 about.size = len(content)
                 tar.addfile(about, io.BytesIO(content))
 

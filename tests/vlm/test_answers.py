@@ -69,41 +69,41 @@ def test_pope_of_a_model_against_its_twin(pope, tmp_path):
     assert len(one.asked) == len(set(pope.asked())) < len(pope)  # what samplings share is asked once
     rows = pl.read_parquet(tmp_path / "rows.parquet")
     assert rows.group_by("model", "setting").len()["len"].to_list() == [72] * 6
-    pixels = {name: pope.pictures.pixels(at).float() / 255 for name, at in pope.position().items()}
+    pixels = {name: pope.pictures.pixels(row).float() / 255 for name, row in pope.position().items()}
     hits = {}
     for sampling in ("random", "popular", "adversarial"):
-        asked = [each for each in pope.questions if each.sampling == sampling]
-        labels = ["yes" if each.yes else "no" for each in asked]
+        questions = [question for question in pope.questions if question.sampling == sampling]
+        labels = ["yes" if question.yes else "no" for question in questions]
         for model in (one, two):
-            numbers = [model.number(pixels[each.image], each.text) for each in asked]
-            said = [SAID[number % 5] for number in numbers]
-            expected = scores(said, labels) | {
+            numbers = [model.number(pixels[question.image], question.text) for question in questions]
+            answers = [SAID[number % 5] for number in numbers]
+            expected = scores(answers, labels) | {
                 "AUC": roc_auc_score(labels, [number % 7 for number in numbers]),
-                "unparsed": np.mean([text in ("There is one", "NO") for text in said]),
+                "unparsed": np.mean([text in ("There is one", "NO") for text in answers]),
             }
-            found = {
+            metrics = {
                 result["metric"]: result
                 for result in summary["results"]
                 if (result["model"], result["setting"]) == (f"talker-{model.seed}", sampling)
             }
-            assert {name: each["value"] for name, each in found.items()} == pytest.approx(expected)
-            assert all(each["low"] < each["value"] < each["high"] for each in found.values())
-            right = np.array([(text not in SAID[1:3]) == each.yes for text, each in zip(said, asked, strict=True)])
+            assert {name: result["value"] for name, result in metrics.items()} == pytest.approx(expected)
+            assert all(result["low"] < result["value"] < result["high"] for result in metrics.values())
+            right = np.array([(text not in SAID[1:3]) == q.yes for text, q in zip(answers, questions, strict=True)])
             hits[model.seed] = right
             of_images = right.reshape(12, 6).mean(1)  # the questions of an image follow each other
             half = 2.201 * of_images.std(ddof=1) / np.sqrt(12)  # Student's t at 11 degrees of freedom
-            assert found["accuracy"]["high"] - found["accuracy"]["value"] == pytest.approx(half, rel=1e-3)
+            assert metrics["accuracy"]["high"] - metrics["accuracy"]["value"] == pytest.approx(half, rel=1e-3)
         (apart,) = (
-            each for each in summary["differences"] if (each["setting"], each["metric"]) == (sampling, "accuracy")
+            line for line in summary["differences"] if (line["setting"], line["metric"]) == (sampling, "accuracy")
         )
         assert apart["difference"] == pytest.approx(hits[1].mean() - hits[2].mean())
         assert apart["p"] == pytest.approx(mcnemar_clustered(hits[1], hits[2], np.repeat(np.arange(12), 6)))
-    assert all(each["p"] is None for each in summary["differences"] if each["metric"] not in ("accuracy",))
-    asked = len(one.asked)
+    assert all(line["p"] is None for line in summary["differences"] if line["metric"] not in ("accuracy",))
+    calls = len(one.asked)
     assert _measured([one], [two], Source(pope), tmp_path)["results"] == summary["results"]
-    assert len(one.asked) == asked  # stored
+    assert len(one.asked) == calls  # stored
     _measured([one], [two], Source(pope), tmp_path, precision="bf16")  # the same: answers are in float32
-    assert len(one.asked) == asked
+    assert len(one.asked) == calls
     assert json.loads((tmp_path / "run.json").read_text())["settings"]["precision"] == "float32"
     page = read_result(tmp_path, "evaluate").write_report(tmp_path).read_text(encoding="utf-8")
     for words in ("adversarial: answers yes", "random: unparsed answers", "as by the authors’ script", "random: AUC"):
@@ -126,7 +126,7 @@ def test_captions_are_scored_by_cider(tmp_path):
 
     class Captioner(Talker):
         def answer(self, images, questions, max_new_tokens):
-            known = {round(float(scenes.pixels(at).float().sum()), 0): at for at in range(30)}
+            known = {round(float(scenes.pixels(row).float().sum()), 0): row for row in range(30)}
             rows = [known[round(float(image.sum() * 255), 0)] for image in images]
             words = [scenes.captions[row][0].upper() + "." if row % 2 else "a thing" for row in rows]
             return words, torch.zeros(len(rows), 2)
@@ -135,9 +135,9 @@ def test_captions_are_scored_by_cider(tmp_path):
     rows = pl.read_parquet(tmp_path / "rows.parquet")
     assert rows.filter(pl.col("unit") % 2 == 1)["score"].to_list() == pytest.approx([1.0] * 15)
     assert rows.filter(pl.col("unit") % 2 == 0)["score"].max() < 0.2
-    (found,) = summary["results"]
-    assert (found["task"], found["n"]) == ("caption", 30)
-    assert found["value"] == pytest.approx(rows["score"].mean())
+    (result,) = summary["results"]
+    assert (result["task"], result["n"]) == ("caption", 30)
+    assert result["value"] == pytest.approx(rows["score"].mean())
 
 
 @needs.pycocoevalcap

@@ -27,8 +27,8 @@ def by_hand(vlm, image, ids):
         F.gelu(F.linear(torch.stack(rows), layers[0].weight, layers[0].bias)), layers[2].weight, layers[2].bias
     )
     words = vlm.language.model.embed_tokens.weight
-    at = ids.index(IMAGE)
-    return torch.cat([words[ids[:at]], visual, words[ids[at + 1 :]]])[None]
+    place = ids.index(IMAGE)
+    return torch.cat([words[ids[:place]], visual, words[ids[place + 1 :]]])[None]
 
 
 def test_logits_loss_and_answers_are_those_of_the_parts_put_together_by_hand():
@@ -43,16 +43,16 @@ def test_logits_loss_and_answers_are_those_of_the_parts_put_together_by_hand():
         mask[number, : len(row)] = True
         labels[number, len(row) - 2 : len(row)] = torch.tensor(row[-2:])
     embedded, targets, used = vlm.embed(images, ids, labels, mask)
-    found = vlm.language(inputs_embeds=embedded, attention_mask=used, labels=targets)
+    output = vlm.language(inputs_embeds=embedded, attention_mask=used, labels=targets)
     losses = []
     for number, row in enumerate(rows):
         with torch.no_grad():
             embedded = by_hand(vlm, images[number], row) if IMAGE in row else None
-            given = {"inputs_embeds": embedded} if embedded is not None else {"input_ids": torch.tensor([row])}
-            expected = vlm.language(**given).logits[0]
-        torch.testing.assert_close(found.logits[number, : len(expected)], expected, atol=2e-5, rtol=1e-5)
+            inputs = {"inputs_embeds": embedded} if embedded is not None else {"input_ids": torch.tensor([row])}
+            expected = vlm.language(**inputs).logits[0]
+        torch.testing.assert_close(output.logits[number, : len(expected)], expected, atol=2e-5, rtol=1e-5)
         losses += F.cross_entropy(expected[-3:-1], torch.tensor(row[-2:]), reduction="none").tolist()
-    assert found.loss.item() == pytest.approx(sum(losses) / 6, rel=1e-5)
+    assert output.loss.item() == pytest.approx(sum(losses) / 6, rel=1e-5)
 
 
 def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever_the_batch():
@@ -63,14 +63,14 @@ def test_answers_and_their_first_logits_are_those_of_the_language_model_whatever
     for number, question in enumerate(questions):
         ids = vlm.prompt.question(question).tolist()
         embedded = by_hand(vlm, images[number], ids)
-        said = vlm.language.generate(
+        tokens = vlm.language.generate(
             inputs_embeds=embedded,
             attention_mask=torch.ones(embedded.shape[:2], dtype=torch.long),
             do_sample=False,
             max_new_tokens=5,
             pad_token_id=4,
         )
-        assert answers[number] == vlm.tokenizer.decode(said[0], skip_special_tokens=True).strip()
+        assert answers[number] == vlm.tokenizer.decode(tokens[0], skip_special_tokens=True).strip()
         with torch.no_grad():
             last = vlm.language(inputs_embeds=embedded).logits[0, -1]
         no, yes = (vlm.tokenizer.convert_tokens_to_ids(word) for word in ("No", "Yes"))
@@ -146,13 +146,13 @@ def test_the_language_model_tiny_needs_no_download_and_is_always_the_same():
 def test_answers_are_greedy_whatever_the_language_model_would_do():
     vlm, images, questions = tiny_vlm(), tiny_images(2), [QUESTION, "what is this ?"]
     texts, logits = vlm.answer(images, questions, max_new_tokens=8)
-    own = vlm.language.generation_config
-    own.repetition_penalty = 9.0
-    own.suppress_tokens = vlm.tokenizer.convert_tokens_to_ids(["No", "Yes"])
-    found = vlm.answer(images, questions, max_new_tokens=8)
-    assert found[0] == texts
-    assert torch.equal(found[1], logits)
-    assert vlm.language.generation_config is own
+    config = vlm.language.generation_config
+    config.repetition_penalty = 9.0
+    config.suppress_tokens = vlm.tokenizer.convert_tokens_to_ids(["No", "Yes"])
+    answers = vlm.answer(images, questions, max_new_tokens=8)
+    assert answers[0] == texts
+    assert torch.equal(answers[1], logits)
+    assert vlm.language.generation_config is config
 
 
 def test_a_tuned_language_model_keeps_the_tokens_that_end_an_answer(tmp_path):

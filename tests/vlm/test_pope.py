@@ -37,7 +37,7 @@ def _check(questions, labelled, sampling):
             scenes = {
                 "random": [],
                 "popular": labelled.values(),
-                "adversarial": [own for own in labelled.values() if _thing(present) in own],
+                "adversarial": [objects for objects in labelled.values() if _thing(present) in objects],
             }[sampling]
             count = dict.fromkeys(itertools.chain(*labelled.values()), 0)
             count |= Counter(itertools.chain(*scenes))
@@ -51,17 +51,17 @@ def _pairs(several):
 
 
 def test_the_three_samplings_follow_popes_rules():
-    found = pope_questions(LABELLED, images=5)
-    assert list(found) == ["random", "popular", "adversarial"]
-    asked = {name: own for name, own in LABELLED.items() if name != "5.jpg"}  # it has two objects
-    for sampling, questions in found.items():
-        assert (len(questions), {one.image for one in questions}) == (30, set(asked))
-        _check(questions, asked, sampling)
-    absent = [_thing(one) for one in found["popular"] if one.image == "3.jpg" and not one.yes]
+    samplings = pope_questions(LABELLED, images=5)
+    assert list(samplings) == ["random", "popular", "adversarial"]
+    labelled = {name: objects for name, objects in LABELLED.items() if name != "5.jpg"}  # it has two objects
+    for sampling, questions in samplings.items():
+        assert (len(questions), {one.image for one in questions}) == (30, set(labelled))
+        _check(questions, labelled, sampling)
+    absent = [_thing(one) for one in samplings["popular"] if one.image == "3.jpg" and not one.yes]
     assert absent == ["cup", "table", "owl"]  # by hand: of dog, cat and car none is absent
-    assert any(one.text == "Is there an owl in the image?" for one in found["random"])
-    assert pope_questions(LABELLED, images=5) == found
-    assert pope_questions(LABELLED, images=5, seed=1) != found
+    assert any(one.text == "Is there an owl in the image?" for one in samplings["random"])
+    assert pope_questions(LABELLED, images=5) == samplings
+    assert pope_questions(LABELLED, images=5, seed=1) != samplings
     with pytest.raises(UserError, match="POPE of 6 images: 5 have 3 objects or more"):
         pope_questions(LABELLED, images=6)
 
@@ -74,7 +74,7 @@ def emoji():
 def test_scenes_show_what_their_labels_say(emoji):
     scenes = emoji.pictures
     names = [[one.name for one in objects] for objects in scenes.objects]
-    assert all(len(set(own)) == len(own) in (3, 4) and set(own) <= set(OBJECTS) for own in names)
+    assert all(len(set(scene)) == len(scene) in (3, 4) and set(scene) <= set(OBJECTS) for scene in names)
     for row in range(20):
         masks = [one.mask() for one in scenes.objects[row]]
         drawn = (scenes.pixels(row) < 255).any(0).numpy()
@@ -87,8 +87,8 @@ def test_scenes_show_what_their_labels_say(emoji):
 
 def test_objects_of_a_theme_occur_together_and_some_are_frequent(emoji):
     seen = [frozenset(one.name for one in objects) for objects in emoji.pictures.objects]
-    count = Counter(name for own in seen for name in own)
-    together = sum({"cow", "horse"} <= own for own in seen)
+    count = Counter(name for names in seen for name in names)
+    together = sum({"cow", "horse"} <= names for names in seen)
     assert together > 3 * count["cow"] * count["horse"] / len(seen)  # chance: independent of each other
     assert min(count["fish"], count["tree"]) > 1.5 * max(count["pineapple"], count["mushroom"])
 
@@ -118,14 +118,14 @@ def test_published_files_are_read_as_they_are(tmp_path):
     rows = [(1, "b.jpg", dog, "yes"), (2, "b.jpg", cat, "no"), (3, "a.jpg", dog, "no")]
     (tmp_path / "coco_pope_random.json").write_text(_lines(*rows))
     (tmp_path / "coco_pope_popular.json").write_text(_lines(*rows[::-1]))
-    found = load_pope(tmp_path)
-    assert found.names == ("b.jpg", "a.jpg")
-    assert found.pictures.pixels(1).shape == (3, 3, 5)
-    assert [(one.sampling, one.number, one.yes) for one in found.questions[2:4]] == [
+    data = load_pope(tmp_path)
+    assert data.names == ("b.jpg", "a.jpg")
+    assert data.pictures.pixels(1).shape == (3, 3, 5)
+    assert [(one.sampling, one.number, one.yes) for one in data.questions[2:4]] == [
         ("random", 3, False),
         ("popular", 3, False),
     ]
-    assert found.asked() == [("b.jpg", dog), ("b.jpg", cat), ("a.jpg", dog)]
+    assert data.asked() == [("b.jpg", dog), ("b.jpg", cat), ("a.jpg", dog)]
     (tmp_path / "b.jpg").unlink()
     with pytest.raises(UserError, match=r"/b.jpg is missing; missing images: 1 of 2: put them into"):
         load_pope(tmp_path)

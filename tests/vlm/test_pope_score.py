@@ -63,31 +63,31 @@ def _bootstrap(statistic, clusters, *columns):
     """The standard deviation of a statistic when images are drawn anew, with all their questions."""
     draw = np.random.default_rng(1)
     places = np.stack([np.flatnonzero(clusters == one) for one in range(40)])
-    found = []
+    values = []
     for _ in range(1000):
         rows = places[draw.integers(0, 40, 40)].ravel()
-        found.append(statistic(*(column[rows] for column in columns)))
-    return np.std(found)
+        values.append(statistic(*(column[rows] for column in columns)))
+    return np.std(values)
 
 
 @pytest.mark.long
 def test_linearised_values_have_the_mean_and_the_spread_of_what_they_stand_for(clustered):
     clusters, truth, scores = clustered
-    said = scores > 0.5
+    yes = scores > 0.5
 
     def area(scores, truth):
         return roc_auc_score(truth, scores)
 
-    def precision(said, truth):
-        return (said & truth).sum() / said.sum()
+    def precision(yes, truth):
+        return (yes & truth).sum() / yes.sum()
 
     values = {
         area: (auc_values(scores, truth), (scores, truth)),
-        precision: (ratio_values((said & truth).astype(float), said.astype(float)), (said, truth)),
+        precision: (ratio_values((yes & truth).astype(float), yes.astype(float)), (yes, truth)),
     }
-    for statistic, (found, columns) in values.items():
-        assert found.mean() == pytest.approx(statistic(*columns))
-        of_images = np.bincount(clusters, found) / 6
+    for statistic, (linearised, columns) in values.items():
+        assert linearised.mean() == pytest.approx(statistic(*columns))
+        of_images = np.bincount(clusters, linearised) / 6
         spread = of_images.std(ddof=1) / np.sqrt(40)
         assert spread == pytest.approx(_bootstrap(statistic, clusters, *columns), rel=0.1)
     with pytest.raises(ValueError, match="of one kind"):
@@ -101,7 +101,7 @@ def test_the_paired_test_counts_images_not_questions():
     clusters = draw.integers(0, 9, 60)
     apart = [int(first[clusters == one].sum()) - int(second[clusters == one].sum()) for one in range(9)]
     sums = [abs(sum(np.multiply(signs, apart))) for signs in itertools.product((-1, 1), repeat=9)]
-    slow = np.mean([each >= abs(sum(apart)) for each in sums])
+    slow = np.mean([total >= abs(sum(apart)) for total in sums])
     assert mcnemar_clustered(first, second, clusters) == pytest.approx(slow)
     assert mcnemar_clustered(first, first, clusters) == 1
     # six equal answers about each image weigh as much as one

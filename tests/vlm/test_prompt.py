@@ -30,8 +30,8 @@ def test_llava_format():
     system = SYSTEM.split()
     assert words == [*system, *rest.split(" ")]
     assert kept == ["Yes", ".", "</s>", "A", "dog", ".", "</s>"]
-    asked = prompt.question(TURNS[0][0])
-    assert shown(prompt, asked, asked.clone().fill_(IGNORED))[0] == words[: len(system) + 14]
+    question = prompt.question(TURNS[0][0])
+    assert shown(prompt, question, question.clone().fill_(IGNORED))[0] == words[: len(system) + 14]
 
 
 def test_chat_format():

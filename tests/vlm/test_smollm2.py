@@ -20,8 +20,8 @@ def test_smollm2_answers_and_is_dequantised_once(tmp_path, monkeypatch):
     prompt = Prompt(tokenizer)
     assert prompt.style == "chat"
     ids = prompt.question("What is the capital of France?", image=False)
-    said = model.generate(ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=12, do_sample=False)
-    assert "Paris" in tokenizer.decode(said[0, len(ids) :])
+    output = model.generate(ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, len(ids) :])
     assert prompt.first_ids("Is it?", ("No", "Yes")) == tokenizer.convert_tokens_to_ids(["No", "Yes"])
     before = (tmp_path / "smollm2-135m-instruct" / "model.safetensors").stat().st_mtime_ns
     load_language("smollm2")

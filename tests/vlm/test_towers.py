@@ -16,11 +16,11 @@ CLIP_PARTS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3
 def rebuilt(tower):
     """Return the tower as a stored model gets it: built from its reference, then filled."""
     again = build_tower(tower.reference).eval()
-    own = named_weights(again)
-    assert own.keys() == named_weights(tower).keys()
+    weights = named_weights(again)
+    assert weights.keys() == named_weights(tower).keys()
     with torch.no_grad():
         for name, value in named_weights(tower).items():
-            own[name].copy_(value)
+            weights[name].copy_(value)
     return again
 
 
@@ -34,10 +34,10 @@ def test_an_open_clip_tower_ends_before_its_last_block():
     )
     model.encode_image(images)
     hook.remove()
-    found = tower(images)
-    assert (found.shape, tower.count, tower.width) == ((2, 16, 48), 16, 48)
-    torch.testing.assert_close(found, seen[0][:, 1:])
-    torch.testing.assert_close(rebuilt(tower)(images), found)
+    tokens = tower(images)
+    assert (tokens.shape, tower.count, tower.width) == ((2, 16, 48), 16, 48)
+    torch.testing.assert_close(tokens, seen[0][:, 1:])
+    torch.testing.assert_close(rebuilt(tower)(images), tokens)
 
 
 @torch.no_grad()
@@ -57,11 +57,11 @@ def test_a_tower_of_transformers_ends_before_its_last_block(kind, size, tmp_path
     tower = image_tokens(load_model(f"hf:{tmp_path}", random_weights=True))
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     hidden = tower.visual(pixel_values=tower.normalize(images), output_hidden_states=True).hidden_states
-    found = tower(images)
+    tokens = tower(images)
     assert len(hidden) == 4
-    assert (found.shape, tower.count) == ((2, 16, 16), 16)
-    assert torch.equal(found, hidden[2][:, int(kind == "CLIP") :])
-    torch.testing.assert_close(rebuilt(tower)(images), found)
+    assert (tokens.shape, tower.count) == ((2, 16, 16), 16)
+    assert torch.equal(tokens, hidden[2][:, int(kind == "CLIP") :])
+    torch.testing.assert_close(rebuilt(tower)(images), tokens)
 
 
 def test_a_tower_of_ours_keeps_how_its_images_are_prepared():

@@ -38,12 +38,12 @@ def parts(tmp_path_factory):
     for number in range(8):
         Image.new("RGB", (20, 17), (30 * number, 90, 7)).save(folder / f"{number}.png")
         shared = {"id": number, "image": f"{number}.png"}
-        said = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": ("cat", "dog , sun")[number % 2]}]
-        captions.append(shared | {"conversations": said})
+        caption = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": ("cat", "dog , sun")[number % 2]}]
+        captions.append(shared | {"conversations": caption})
         answers = ("Yes", "No") if number % 2 else ("No", "Yes")
         turns = [
-            [{"from": "human", "value": ("<image>\n" if not at else "") + question}, {"from": "gpt", "value": answer}]
-            for at, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True))
+            [{"from": "human", "value": ("<image>\n" if not i else "") + question}, {"from": "gpt", "value": answer}]
+            for i, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True))
         ]
         talks.append(shared | {"conversations": [*turns[0], *turns[1]]})
     talks.append({"id": 8, "conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "tree"}]})
@@ -85,10 +85,10 @@ def test_stage_1_changes_the_projector_alone_and_stage_2_the_language_model_too(
         assert losses[-1] < 0.7 * losses[0]
         assert YesNo(vlm, QUESTIONS[0])(torch.rand(2, 3, 16, 16)).isfinite().all()
     frozen = named_weights(load_vlm(tmp_path / "lora").language)
-    own = named_weights(tiny_language())
+    original = named_weights(tiny_language())
     kept = {name.replace(".base_layer", ""): value for name, value in frozen.items() if ".lora_" not in name}
-    assert kept.keys() == own.keys()
-    assert all(torch.equal(kept[name], own[name]) for name in own)
+    assert kept.keys() == original.keys()
+    assert all(torch.equal(kept[name], original[name]) for name in original)
     assert run_cli(*words(parts, 2, tmp_path / "x", "--pretrained", tmp_path / "all"))[2].count("a model of stage 2")
 
 
@@ -145,8 +145,8 @@ def test_only_a_linear_projector_begins_at_captions(parts, tmp_path, run_cli):
 def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(parts, tmp_path, run_cli, stage):
     more = [*begin(parts), "--epochs", "9", "--learning-rate", "0.01"]
     whole, killed = (words(parts, stage, tmp_path / "whole", *more), words(parts, stage, tmp_path / "killed", *more))
-    found = subprocess.run([sys.executable, KILLS_ITSELF, *killed], capture_output=True, text=True)
-    assert found.returncode == -9, found.stderr
+    process = subprocess.run([sys.executable, KILLS_ITSELF, *killed], capture_output=True, text=True)
+    assert process.returncode == -9, process.stderr
     assert (tmp_path / "killed" / "state.safetensors").exists()
     for one in (whole, killed):
         code, _, err = run_cli(*one)
@@ -159,10 +159,10 @@ def test_two_processes_train_as_one(parts, tmp_path, run_cli):
     more = [*begin(parts), "--learning-rate", "0.01"]
     assert run_cli(*words(parts, 2, tmp_path / "one", *more, "--part", "3"))[0] == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = subprocess.run(
+    process = subprocess.run(
         [*torchrun, "-m", "antiphase", *words(parts, 2, tmp_path / "two", *more)], capture_output=True, text=True
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
     one, two = (named_weights(load_vlm(tmp_path / name)) for name in ("one", "two"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
@@ -231,7 +231,7 @@ def test_recomputing_changes_no_gradient_and_leaves_no_trace():
     vlm, images = tiny_vlm(), tiny_images(2)
     for block in vlm.language.model.layers:
         block.self_attn.attention_dropout = 0.9  # of training mode alone
-    talks = [Conversation(str(at), one, ((QUESTIONS[0], "Yes"),)) for at, one in enumerate(images)]
+    talks = [Conversation(str(index), one, ((QUESTIONS[0], "Yes"),)) for index, one in enumerate(images)]
     samples = [prepare(vlm, one, 2, 200) for one in talks]
     calls, gradients = [], []
     hook = vlm.language.model.layers[0].self_attn.register_forward_hook(lambda *given: calls.append(1))

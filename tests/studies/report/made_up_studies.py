@@ -29,9 +29,9 @@ def points(
     n: int | None = 1000,
 ) -> pl.DataFrame:
     rows = [
-        (series, at, value, *((None, None) if half is None else (value - half, value + half)), n, seeds)
+        (series, position, value, *((None, None) if half is None else (value - half, value + half)), n, seeds)
         for series, values in curves.items()
-        for at, value in zip(x, values, strict=True)
+        for position, value in zip(x, values, strict=True)
     ]
     schema = {"series": pl.String, "x": pl.Float64} | ESTIMATES
     return pl.DataFrame(rows, schema=schema, orient="row")
@@ -42,7 +42,7 @@ def published(curves: dict[str, Sequence[float]], x: Sequence[float]) -> pl.Data
 
 
 def rising(scale: float, count: int = 5) -> list[float]:
-    return [1 - math.exp(-scale * 2**at) for at in range(count)]
+    return [1 - math.exp(-scale * 2**exponent) for exponent in range(count)]
 
 
 def cells(rows: Sequence[tuple]) -> pl.DataFrame:
@@ -64,16 +64,16 @@ def gallery(rows: int, columns: int, side: int = 64, name: str = "maps") -> Gall
     generator = np.random.default_rng(3)
     long = "DiffCLIP*, a dog under a tree and a lamp"
     titles = ["image", "CLIP: a dog", "DiffCLIP: a dog", long, "A1", "A2", "A1 − λA2"]
-    found = []
+    pictures = []
     for row in range(rows):
         image = scene(row, side)
-        found.append(
+        pictures.append(
             tuple(
-                Picture(titles[at % 7], image, None if at == 0 else generator.normal(size=(7, 7)))
-                for at in range(columns)
+                Picture(titles[column % 7], image, None if column == 0 else generator.normal(size=(7, 7)))
+                for column in range(columns)
             )
         )
-    return Gallery(name, "What each model attends to for the text; blue is below 0, red above.", tuple(found))
+    return Gallery(name, "What each model attends to for the text; blue is below 0, red above.", tuple(pictures))
 
 
 def over_seeds(value: float, low: float, high: float, n: int, seeds: int = 16) -> CrossedEstimate:
@@ -150,11 +150,11 @@ _PAPER_ASR = (0.4074, 0.6772, 0.8498, 0.7531, 0.4956, 0.4164)
 def table_1() -> Result:
     accuracy = (0.8605, 0.8697, 0.87, 0.8567, 0.8524, 0.8468)
     rows = []
-    for name, ours, theirs, half in (
+    for name, values, paper_values, half in (
         ("accuracy", [a - 0.013 for a in accuracy], accuracy, 0.011),
         ("ASR at 1/255", [0.28, 0.31, 0.35, 0.33, 0.34, 0.32], _PAPER_ASR, 0.067),
     ):
-        for lam, value, paper in zip(LAMBDAS, ours, theirs, strict=True):
+        for lam, value, paper in zip(LAMBDAS, values, paper_values, strict=True):
             rows.append((name, f"{lam:g}", value, value - half, value + half, 1000, 3, paper))
     asr = Panel(
         "",
@@ -193,10 +193,10 @@ def figure_2() -> Result:
     clips = dict(zip(("CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†"), map(rising, (0.1, 0.2, 0.14, 0.3)), strict=True))
     widths = (4.0, 8.0, 12.0, 16.0, 24.0)
     asr, side = "attack success rate", "side of the patch, pixels"
-    theirs = published({"CLIP": rising(0.13), "DiffCLIP": rising(0.25)}, EPS)
+    paper_points = published({"CLIP": rising(0.13), "DiffCLIP": rising(0.25)}, EPS)
     panels = (
         Panel("(a) PGD, controlled", "ε", asr, points(four, EPS), scale="eps", percent=True),
-        Panel("(b) PGD, pretrained", "ε", asr, points(clips, EPS), scale="eps", percent=True, paper=theirs),
+        Panel("(b) PGD, pretrained", "ε", asr, points(clips, EPS), scale="eps", percent=True, paper=paper_points),
         Panel("(c) Patches, controlled", side, asr, points(four, widths), percent=True),
         Panel("(d) Patches, pretrained", side, asr, points(clips, widths, None), percent=True),
     )
@@ -243,7 +243,7 @@ def ood() -> Result:
     names = ("CLIP", "DiffCLIP", "DiffCLIP*", "DiffCLIP†")
     generator = np.random.default_rng(1)
     curves = {name: generator.uniform(0.1, 0.5, 5).tolist() for name in names}
-    theirs = {name: [value + 0.06 for value in curves[name]] for name in names[:2]}
+    paper_curves = {name: [value + 0.06 for value in curves[name]] for name in names[:2]}
     bars = Panel(
         "Zero-shot accuracy",
         "",
@@ -252,7 +252,7 @@ def ood() -> Result:
         kind="bar",
         ticks=sets,
         percent=True,
-        paper=published(theirs, range(5)),
+        paper=published(paper_curves, range(5)),
     )
     strange = points({EVIL: [0.2, 0.4], LONG: [0.3, 0.1]}, range(2), 0.02)
     odd = Panel(EVIL, "", "y", strange, kind="bar", ticks=(EVIL, LONG))

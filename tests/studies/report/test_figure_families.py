@@ -25,9 +25,9 @@ TWO_SEEDS = [
 
 
 def test_seeds_of_one_architecture_share_a_family_and_a_colour():
-    found = families(TWO_SEEDS)
-    assert [(family.name, family.models) for family in found] == [("d", ("d-0", "d-1")), ("v", ("v-0", "v-1"))]
-    assert [family.color for family in found] == ["#D55E00", "#0072B2"]
+    groups = families(TWO_SEEDS)
+    assert [(family.name, family.models) for family in groups] == [("d", ("d-0", "d-1")), ("v", ("v-0", "v-1"))]
+    assert [family.color for family in groups] == ["#D55E00", "#0072B2"]
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,21 @@ def test_seeds_of_one_architecture_share_a_family_and_a_colour():
     ],
 )
 def test_only_the_seed_at_the_end_of_a_name_is_left_out(names, seeds, expected):
-    found = families([model(name, seed=seed) for name, seed in zip(names, seeds, strict=True)])
-    assert [family.models for family in found] == expected
+    groups = families([model(name, seed=seed) for name, seed in zip(names, seeds, strict=True)])
+    assert [family.models for family in groups] == expected
 
 
 def test_families_never_share_a_name():
     models = [model("m-0", seed=0), model("m-1", seed=1), model("m")]
     models += [model("m-2", "differential", 2), model("m-3", "differential", 3)]
-    found = families(models)
-    assert [family.name for family in found] == ["m, softmax", "m", "m, differential"]
-    assert [family.models for family in found] == [("m-0", "m-1"), ("m",), ("m-2", "m-3")]
+    groups = families(models)
+    assert [family.name for family in groups] == ["m, softmax", "m", "m, differential"]
+    assert [family.models for family in groups] == [("m-0", "m-1"), ("m",), ("m-2", "m-3")]
 
 
 def test_families_of_one_attention_have_colours_of_their_own():
-    found = families([model(name) for name in "abcd"])
-    assert len({family.color for family in found}) == 4
+    groups = families([model(name) for name in "abcd"])
+    assert len({family.color for family in groups}) == 4
 
 
 def test_mean_over_a_family_is_per_cell_and_skips_single_models():
@@ -98,11 +98,11 @@ def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
             for i in range(90)
         ]
     )
-    found = over_images(rows, [("d0", "v0"), ("d1", "v1")]).row(0, named=True)
+    estimate = over_images(rows, [("d0", "v0"), ("d1", "v1")]).row(0, named=True)
     counts = fell.astype(float)
     differences = (counts[0] + counts[1] - counts[2] - counts[3]) / 2
     interval = stats.norm.interval(0.95, differences.mean(), stats.sem(differences))
-    assert (found["image_low"], found["image_high"]) == pytest.approx(interval, abs=1e-5)
+    assert (estimate["image_low"], estimate["image_high"]) == pytest.approx(interval, abs=1e-5)
 
 
 def test_rates_over_few_seeds_stay_within_0_and_100_percent():

@@ -34,9 +34,9 @@ OPEN = Claim(
 
 
 def results():
-    found = made_up.studies()
+    studies = made_up.studies()
     return [
-        *found,
+        *studies,
         replace(made_up.table_1(), name="figure-2a", claims=[HEADLINE, BELOW]),
         replace(made_up.table_1(), name="causes", claims=[OPEN]),
     ]
@@ -253,9 +253,9 @@ def test_findings_and_readme_are_written_and_a_picture_is_kept_while_its_data_st
     *others, drawn = HEADLINE.checks
     for change, kept in [(0.0, True), (1e-15, True), (1e-3, False)]:  # the last digits depend on the processor
         moved = replace(drawn, estimate=replace(drawn.estimate, value=drawn.estimate.value + change))
-        claim = replace(HEADLINE, checks=[*others, moved])
+        changed = replace(HEADLINE, checks=[*others, moved])
         with_moved = [
-            replace(one, claims=[claim if each == HEADLINE else each for each in one.claims]) for one in results()
+            replace(one, claims=[changed if claim == HEADLINE else claim for claim in one.claims]) for one in results()
         ]
         write_findings(with_moved, file)
         assert (picture.read_text(encoding="utf-8") == elsewhere) is kept

@@ -52,13 +52,13 @@ class Page(HTMLParser):
         assert len(self.ids) == len(set(self.ids))
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
+        attributes = dict(attrs)
         self.tags.append(tag)
-        self.links += [found[name] for name in ("src", "href", "xlink:href") if name in found]
-        self.ids += [found["id"]] if "id" in found else []
-        self.keys += [found["data-value"]] if "data-value" in found else []
-        if "download" in found:
-            self.downloads[found["download"]] = found["href"]
+        self.links += [attributes[name] for name in ("src", "href", "xlink:href") if name in attributes]
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.keys += [attributes["data-value"]] if "data-value" in attributes else []
+        if "download" in attributes:
+            self.downloads[attributes["download"]] = attributes["href"]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -234,11 +234,11 @@ def test_tables_say_dashes_for_what_is_not_there():
 
 def test_csv_holds_all_digits_in_long_form():
     plot = made_up.ood().artefact.plots[1]
-    found = pl.read_csv(plot_csv(plot).encode())
-    assert len(found) == sum(len(panel.points) for panel in plot.panels)
-    assert found["value"].to_list() == [v for panel in plot.panels for v in panel.points["value"]]
-    assert found["tick"].to_list()[:2] == [made_up.EVIL, made_up.LONG]
-    assert found["paper"].null_count() == 4
+    frame = pl.read_csv(plot_csv(plot).encode())
+    assert len(frame) == sum(len(panel.points) for panel in plot.panels)
+    assert frame["value"].to_list() == [v for panel in plot.panels for v in panel.points["value"]]
+    assert frame["tick"].to_list()[:2] == [made_up.EVIL, made_up.LONG]
+    assert frame["paper"].null_count() == 4
     checks = check_frame((made_up.table_1(), claim) for claim in made_up.table_1().claims)
     assert checks["high"].to_list()[-1] == float("inf")
 

@@ -22,8 +22,8 @@ def test_lines_bands_and_the_papers_numbers_are_where_they_belong():
     assert [label.get_text() for label in first.get_xticklabels()] == ["0.5", "1", "2", "4", "8"]
     assert first.get_xlabel() == "ε, in 255ths of the pixel range"
     assert [line.get_color() for line in first.lines] == ["#0072B2", "#D55E00"] * 2
-    for line, (_, own) in zip(first.lines, plot.panels[0].points.group_by("series", maintain_order=True), strict=True):
-        np.testing.assert_allclose(line.get_ydata(), 100 * own["value"].to_numpy())
+    for line, (_, rows) in zip(first.lines, plot.panels[0].points.group_by("series", maintain_order=True), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), 100 * rows["value"].to_numpy())
     hollow = [line for line in second.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
     assert [line.get_ydata()[0] for line in hollow] == pytest.approx([12.2, 22.1])
     assert all(line.is_dashed() for line in hollow)
@@ -98,8 +98,8 @@ def test_single_seeds_are_thin_lines_or_dots_within_the_frame():
     bars = Panel("", "", "y", points.with_columns(x=pl.col("x") - 1), kind="bar", ticks=("a", "b"), percent=True)
     (axes,) = plot_figure(Plot("bars", "", (bars,))).axes
     dots = [height for line in axes.lines for height in line.get_ydata() if line.get_marker() == "."]
-    assert sorted(each for each in dots if np.isfinite(each)) == pytest.approx(
-        sorted(100 * v for each in seeds for v in each)
+    assert sorted(height for height in dots if np.isfinite(height)) == pytest.approx(
+        sorted(100 * v for values in seeds for v in values)
     )
     alone = Panel("", "x", "y", points.with_columns(by_seed=pl.col("by_seed").list.head(1)))
     (axes,) = plot_figure(Plot("one", "", (alone,))).axes
