@@ -186,8 +186,7 @@ def _given(value: Any, in_range: bool = False) -> str:
         ranged = in_range and isinstance(value, Tensor) and value.is_floating_point() and value.numel()
         from_to = f", with values from {value.min():g} to {value.max():g}" if ranged else ""
         return f"{kind} shape {tuple(value.shape)} and {value.dtype}{from_to}"
-    plain = value is None or isinstance(value, str | bytes | Real)
-    return shown(value) if plain else f"of type {type(value).__name__}"
+    return shown(value) if value is None or isinstance(value, str | bytes | Real) else f"of type {type(value).__name__}"
 
 
 def _axes(array: Any, shape: tuple[Any, ...]) -> list[tuple[str, Any]]:

@@ -40,8 +40,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Its folder is its own, for what a library writes next to it; those of killed processes are deleted later.
     """
-    path = Path(path)
-    if path.exists() and not path.is_file():
+    if (path := Path(path)).exists() and not path.is_file():
         fault = "is a directory" if path.is_dir() else "is no regular file"
         raise UserError(f"{path}: {fault}; expected the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -155,7 +155,6 @@ def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next pass, up to a quarter of a large model's forward pass on a CPU."""
     if sys.platform != "linux" or any(name in os.environ for name in _OF_THE_USER):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # musl has none
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # musl has none
         mallopt(_TRIM_THRESHOLD, _LARGEST)
         mallopt(_MMAP_THRESHOLD, _LARGEST)

@@ -110,8 +110,7 @@ def status_bar(
                 spent = time.monotonic() - began
                 words = [f"{title}: {completed:,.0f} of {total:,}", note, f"after {duration(spent)}"]
                 if completed - done > total / 10:  # before that the guess is far off
-                    left = spent / (completed - done) * (total - completed)
-                    words.append(f"about {duration(left)} left")
+                    words.append(f"about {duration(spent / (completed - done) * (total - completed))} left")
                 say(", ".join(filter(None, words)), err=True)
 
         yield show, lambda line: bar.write(safe(line), file=sys.stderr)

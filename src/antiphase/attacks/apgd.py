@@ -146,8 +146,7 @@ class _Apgd:
         few_rises = rows["rises"] < self.rho * interval
         stuck = ~rows["halved"] & (rows["peak_loss"] == rows["checkpoint_loss"])
         halve = checkpoint & (few_rises | stuck)
-        zeros = torch.zeros_like(rows["rises"])
-        rows.put(checkpoint, halved=halve, checkpoint_loss=rows["peak_loss"], rises=zeros)
+        rows.put(checkpoint, halved=halve, checkpoint_loss=rows["peak_loss"], rises=torch.zeros_like(rows["rises"]))
         rows["step_size"] = torch.where(halve, 0.5 * rows["step_size"], rows["step_size"])
         rows.put(halve, x=rows["peak"])
         gradient = torch.where(per_row(halve, gradient), rows["peak_gradient"], gradient)

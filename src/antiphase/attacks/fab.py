@@ -172,8 +172,7 @@ class _Fab:
 
     def _search_segment(self, rows: Rows, oracle: Oracle, ended: Tensor) -> None:
         """Look for a nearer example between the clean image and the nearest one of the rows that have ended."""
-        index = (ended & rows["loss"].isfinite()).nonzero().flatten()
-        if not len(index):
+        if not len(index := (ended & rows["loss"].isfinite()).nonzero().flatten()):
             return
         part = rows.take(index)
         clean, change, label = part["clean"], part["best"] - part["clean"], part["label"]

@@ -100,11 +100,9 @@ def sweep(
     if isinstance(attack, Ensemble) and settings:
         raise UserError(f"settings {', '.join(settings)}: an ensemble's are those of its stages")
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
-    budgets = sorted(set(eps))
-    if not budgets:
+    if not (budgets := sorted(set(eps))):
         raise UserError("eps (): expected at least one budget")
-    options = read_options(run, ensemble.name)
-    if options.goal is not None:
+    if (options := read_options(run, ensemble.name)).goal is not None:
         raise UserError("goal: not for ensembles and sweeps; attack with pgd, apgd, fab or square at each ε")
     down = nested == "down" and not ensemble.minimal
     if down and options.on_finished is not None:

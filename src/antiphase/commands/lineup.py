@@ -101,8 +101,7 @@ def load_lineup(options: Any) -> Lineup:
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = model_card.card_of(loaded[0])
     usual = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
-    source = options.data or usual or (card.recipe or {}).get("data")
-    if source is None:
+    if (source := options.data or usual or (card.recipe or {}).get("data")) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     noise = source == "random"
     how = {"limit": options.limit, "seed": 0, "progress": not options.quiet, "skip_bad": options.skip_bad}
@@ -232,12 +231,11 @@ def write_run(
     models = lineup.by_name
     cards = {name: model_card.card_of(model) for name, model in models.items()}
     preprocessing = {name: asdict(card.preprocessing) for name, card in cards.items() if card.preprocessing}
-    with_images = isinstance(data, ImageSet) and hasattr(options, "resize")
     about = {"command": command, "options": options.record(), "settings": settings}
     about |= {"models": {name: card.spec for name, card in cards.items()}}
     about |= {"fingerprints": {name: fingerprint(model) for name, model in models.items()}}
     about |= {"preprocessing": preprocessing} if preprocessing else {}
-    about |= {"images": described_pixels(data)} if with_images else {}
+    about |= {"images": described_pixels(data)} if isinstance(data, ImageSet) and hasattr(options, "resize") else {}
     about |= {"architectures": {name: _architecture(model) for name, model in models.items()}}
     about |= {"data": data.name, "data_fingerprint": data.fingerprint(), "n": len(data)}
     about |= finished(out, began) | environment_record(device_of(lineup.models[0]))

@@ -62,15 +62,13 @@ def load_models(
         takers = "only timm:, torchvision:, hf: and open_clip: models take it"
         raise UserError(f"--random-weights: {takers}, not {', '.join(names)}; leave it out")
     for place_of_code in filter(None, dict.fromkeys(map(code_of, names))):  # said once for each file
-        file = os.path.abspath(place_of_code)
-        if file not in _said and this_process().first:
+        if (file := os.path.abspath(place_of_code)) not in _said and this_process().first:
             say(f"antiphase: runs the code in {place_of_code}", err=True)
         _said.add(file)
     loaded = []
     for text, random in zip(names, able, strict=True):
         name, spec, stated = named_spec(text)
-        model = live_object(spec)
-        if model is None:
+        if (model := live_object(spec)) is None:
             model = load_model(text, random_weights=random_weights and random, seed=seed)
         elif name or stated is not None:
             model = named(copy.copy(model), name, stated)  # the caller's own keeps its card
@@ -201,8 +199,7 @@ def _by_name(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_text(value: Any) -> bool:
-    several = isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
-    return value is None or isinstance(value, str) or several
+    return value is None or (isinstance(value, Sequence) and all(isinstance(one, str) for one in value))
 
 
 def _named(model: Any, modules: dict[str, nn.Module]) -> str:

@@ -10,6 +10,7 @@ import inspect
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from antiphase.commands import find_command
@@ -98,11 +99,7 @@ def study(names: Any, **options: Any) -> Result:
         chosen: Any = kind(**{**options, "names": named, "store": store})
         if chosen.dry_run:
             raise UserError("study: dry_run gives no result; use antiphase study run --dry-run")
-
-        def tell(line: str) -> None:
-            if not chosen.quiet:
-                say(line, err=True)
-
+        tell = (lambda _: None) if chosen.quiet else partial(say, err=True)
         run(chosen, tell, tell)
         result = studied(chosen)
     return result if options.get("store") is not None else type(result)(result.kind, result.files)

@@ -172,8 +172,7 @@ class Result(ABC):
         with run_folder(out, self.kind):
             with suppress(UserError):  # there is no earlier run
                 tables = read_json(out / "run.json").get("sha256", ())
-                names = {*tables, "gallery.safetensors", "questions.json"}
-                for name in names - self.files.keys():
+                for name in {*tables, "gallery.safetensors", "questions.json"} - self.files.keys():
                     (out / Path(name).name).unlink(missing_ok=True)
             for name, content in self.files.items():
                 write_bytes(out / name, content)
@@ -225,8 +224,7 @@ class Result(ABC):
     def read_json(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return the content of a JSON file of the run, which has to have some keys."""
         if name not in self.files:
-            has = ", ".join(self.files)
-            raise UserError(f"a result of antiphase {self.kind} has no {name}; it has {has}")
+            raise UserError(f"a result of antiphase {self.kind} has no {name}; it has {', '.join(self.files)}")
         content = as_json(self.files[name], self.path_of(name))
         if lacking := [key for key in keys if key not in content]:
             why = "expected the file of a finished run; run it again"
@@ -263,11 +261,9 @@ def open_result(directory: str | Path) -> Result:
     A store of studies, or rows that ``antiphase study pack`` made, give the finished studies under the profile that has
     the most finished cells; where no study is finished, those that were begun.
     """
-    folder = Path(directory)
-    if not folder.is_dir():
+    if not (folder := Path(directory)).is_dir():
         raise UserError(f"{shown(str(directory))}: no such directory; expected one that a command wrote to")
-    packed = (folder / "cells.parquet").exists()  # such rows have no marker
-    command = "study run" if packed else held_by(folder)
+    command = "study run" if (folder / "cells.parquet").exists() else held_by(folder)  # such rows have no marker
     known = [name for name in COMMANDS if name != "study" and find_command(name).result]
     if command not in (*known, "study run"):
         expected = f"expected a directory written by antiphase {', '.join(known)}"

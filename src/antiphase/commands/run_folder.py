@@ -126,8 +126,7 @@ def check_holder(out: Path, command: str) -> None:
 def held_by(out: Path) -> str | None:
     """Return the command whose run a directory holds; None if it holds none."""
     if (out / MARKER).exists():
-        name = read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]
-        if not name:
+        if not (name := read_bytes(out / MARKER, "delete it").decode(errors="replace").strip()[:20]):
             raise UserError(f"{out / MARKER}: is empty; delete it")
         return name
     studies = (out / "log.jsonl").exists() and (out / "cells").exists()  # their store has no marker

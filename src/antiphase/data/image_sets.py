@@ -168,8 +168,7 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
     files, labels = data._images if name == "pets" else data._image_files, data._labels
     if sun:
         files, labels = _sun397(place, split, data.classes)
-    files = tuple(Path(file).relative_to(place).as_posix() for file in files)
-    if not files:
+    if not (files := tuple(Path(file).relative_to(place).as_posix() for file in files)):
         raise UserError(f"{title}: its list in {place} is empty: {fix}")
     refuse_missing(title, place, files, fix)
     spaces = str.maketrans("_/" if sun else "_", "  " if sun else " ", "?")
@@ -180,8 +179,7 @@ def probe_set(name: str, split: str, root: Path, dataset: str, folder: str, arch
 def _sun397(folder: Path, split: str, classes: list[str]) -> tuple[list[Path], list[int]]:
     """List the first of the ten published partitions, with 50 images per class in each half."""
     name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
-    partition = next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)
-    if partition is None:
+    if (partition := next(filter(Path.is_file, (folder / name, folder / "Partitions" / name)), None)) is None:
         raise UserError(f"sun397 ({split}): no partition {name} in {folder}: unzip {_SUN_PARTITIONS} there")
     files = [line.lstrip("/") for line in map(str.strip, partition.read_text(encoding="utf-8").split("\n")) if line]
     numbers = {label: number for number, label in enumerate(classes)}
@@ -201,8 +199,7 @@ def caltech101(split: str, root: Path, names: Mapping[str, str]) -> FileImages:
     """
     below = ("caltech101", "caltech-101", "")  # torchvision's folder, the archive's, or none
     places = [root / folder / "101_ObjectCategories" for folder in below]
-    folder = next(filter(sub_folders, places), None)
-    if folder is None:
+    if (folder := next(filter(sub_folders, places), None)) is None:
         folder, archive = places[0], "caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
         fix = f"unpack {archive}, and 101_ObjectCategories.tar.gz in it, as {folder}"
         downloaded("caltech101", "Caltech101", root, fix)

@@ -177,8 +177,7 @@ class ImageSet(Samples):
     labels: Int64[Tensor, " samples"]
 
     def __post_init__(self) -> None:
-        outside = self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]
-        if len(outside):
+        if len(outside := self.labels[(self.labels < 0) | (self.labels >= len(self.class_names))]):
             raise UserError(f"{self.name}: label {outside[0]}: expected 0 to {len(self.class_names) - 1}")
 
     @property
@@ -226,8 +225,7 @@ class ArrayImages(ImageSet):
         super().__post_init__()
         if self.pixels.dtype == torch.uint8:
             return
-        outside = self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]  # includes NaN
-        if len(outside):
+        if len(outside := self.pixels[~((self.pixels >= 0) & (self.pixels <= 1))]):  # includes NaN
             raise UserError(f"{self.name}: pixel {outside[0]:g} is outside [0, 1]: scale the images first")
 
     @property
@@ -270,8 +268,7 @@ class FileImages(ImageSet):
         return self.square or Square(self.image_size)
 
     def images(self, positions: Sequence[int] | Tensor) -> Float[Tensor, "b c h w"]:
-        rows = _index(positions, len(self)).tolist()
-        if not rows:
+        if not (rows := _index(positions, len(self)).tolist()):
             return torch.empty(0, *self.image_shape)
         decoded = [pixels.numpy() for pixels in in_threads(self._decode, rows)]
         # torch.stack synchronises its threads for each image, which on a busy machine took longer than decoding
@@ -307,8 +304,7 @@ def described_pixels(images: ImageSet) -> str:
 
 def _index(positions: Sequence[int] | Tensor, length: int) -> Int64[Tensor, " b"]:
     """Return ``positions`` as an index tensor; no masks, floats and positions outside 0..length-1."""
-    index = torch.as_tensor(positions)
-    if index.numel() == 0:
+    if (index := torch.as_tensor(positions)).numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     if index.ndim != 1 or index.dtype == torch.bool or index.is_floating_point():
         raise TypeError(f"positions of {index.dtype}, {tuple(index.shape)}: expected a list of integers")
@@ -380,14 +376,12 @@ class PairSet(Samples):
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
 
         # decode two batches ahead; threads work on single images
-        ahead = 2 * max(map(len, shares), default=1)
-        images = in_threads(or_error(self.pixels), itertools.chain(*shares), ahead)
+        images = in_threads(or_error(self.pixels), itertools.chain(*shares), 2 * max(map(len, shares), default=1))
         for rows in shares:
             outcomes = dict(zip(rows, images, strict=False))
             good = {row: image for row, image in outcomes.items() if isinstance(image, Tensor)}
-            captions = [self.captions[row] for row in good]
             bad = tuple(str(image) for image in outcomes.values() if isinstance(image, UserError))
-            yield PairBatch(self.ids[[*good]], [*good.values()], captions, batch_size, bad)
+            yield PairBatch(self.ids[[*good]], [*good.values()], [self.captions[row] for row in good], batch_size, bad)
 
     def _described(self) -> list[bytes | str]:
         captions = ["\x1f".join(several) for several in self.captions]

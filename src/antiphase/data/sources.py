@@ -226,8 +226,7 @@ def load_pairs(
         progress: show a progress bar while data are counted or prepared.
     """
     source = find_named(name, _PAIR_SOURCES, "source of pairs")
-    streamed = name.startswith("shards:")
-    if streamed and limit is not None:
+    if (streamed := name.startswith("shards:")) and limit is not None:
         raise UserError(f"{name}: limit {limit} does not apply to shards; use --samples {limit}")
     if not streamed and (samples, lanes) != (None, None):
         raise UserError(f"{name}: --samples and --lanes only apply to shards; leave them out, or use --limit")

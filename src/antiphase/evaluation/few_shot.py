@@ -131,9 +131,8 @@ def _images_of(labels: Tensor, classes: Tensor, places: Tensor) -> Int64[Tensor,
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
-    place = device_of(model)
     parts = (labelled(data)[0] for data in (source.train, source.test))
-    support, queries = (image_features(model, part, protocol, store).to(place) for part in parts)
+    support, queries = (image_features(model, part, protocol, store).to(device_of(model)) for part in parts)
     setting, blocks = f"{protocol.ways}-way {protocol.shots}-shot", []
     for seed in range(protocol.seeds):
         scores = few_shot_accuracies(support, queries, _episodes(source, protocol, protocol.episodes, seed))

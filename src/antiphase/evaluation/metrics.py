@@ -168,8 +168,7 @@ def summarise_tasks(
         headline = find(TASKS, about["task"], "task").stands_for(about["data"], about["metric"])
         known = {"headline": headline, "chance": metric.chance, "constant": metric.constant}
         results.append({"model": model} | about | finite(asdict(estimate(metric))) | known)
-        twin = twins.get(model)
-        if twin is not None and (twin, *key) in metrics:
+        if (twin := twins.get(model)) is not None and (twin, *key) in metrics:
             apart, p = difference(metric, metrics[twin, *key])
             numbers = {"difference": apart.value, "low": apart.low, "high": apart.high, "p": p, "n": apart.n}
             differences.append({"model": model, "twin": twin} | about | finite(numbers) | {"headline": headline})

@@ -96,8 +96,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     type T, which is the pattern, is ``MLLM_VLM Images/T/n.jpg``; nine types are named by ``PATTERNS`` in their order.
     """
     folder = data_root() / "MMVP_VLM" if root is None else root
-    table = folder / "Questions.csv"
-    if not table.is_file():
+    if not (table := folder / "Questions.csv").is_file():
         fix = f"'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' (huggingface.co)"
         raise UserError(f"mmvp: no {table}: download it with {fix}, or give another folder")
     (_, header), *rows = table_rows(table) or [(0, [])]

@@ -115,8 +115,7 @@ def _doubts(name: str, rows: pl.DataFrame, source: Source, protocol: Protocol) -
     texts, owners = chosen_captions(source.test, protocol.captions)
     pairs = pl.DataFrame({"text": [" ".join(text.lower().split()) for text in texts], "image": owners.numpy()})
     shared = pairs.with_columns(shared=pl.col("image").n_unique().over("text") > 1)
-    count = shared["shared"].sum()
-    if not count:
+    if not (count := shared["shared"].sum()):
         return []
     hits = pairs.group_by("text", "image").len().group_by("text").max()["len"].sum()  # one image is first
     distinct = ~shared.group_by("image").agg(pl.col("shared").all())["shared"]

@@ -88,8 +88,7 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet, fix: str) 
     sought = published_wnids(data.name, len(data.class_names)) or data.class_names
     order: dict[int, str] = {}  # output to the data's class
     for name, wnid in zip(data.class_names, sought, strict=True):
-        output = exact.get(wnid, exact.get(name, loose.get(_letters(name))))
-        if output is None:
+        if (output := exact.get(wnid, exact.get(name, loose.get(_letters(name))))) is None:
             training = "" if "--new-head" in fix else "; for others train it with antiphase train --new-head"
             known = f"expected one of the classes of {spec} ({_listed(class_names)})"
             raise UserError(f"class {name!r} of {data.name}: {known}; rename it, or {fix}{training}")

@@ -73,8 +73,7 @@ def rebuilt(
         raise UserError(f"{directory}: trained from a {kind} of a Python session; {fix}")
     if module is None:
         module = build(_found(directory, start.spec, Path(str(recipe.get(FOLDER, "")))))
-        card = card_of(module)
-        if card.num_classes != start.num_classes:
+        if (card := card_of(module)).num_classes != start.num_classes:
             module = with_new_head(module, start.num_classes)
         if card.code != start.code:
             doubt = f"{directory}: {card.spec} was edited after the training and may compute something else"

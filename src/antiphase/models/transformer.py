@@ -280,8 +280,7 @@ class TextTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=eps)
 
     def forward(self, tokens: Int64[Tensor, "batch length"]) -> Float[Tensor, "batch dim"]:
-        length = tokens.shape[1]
-        if length > self.context_length:
+        if (length := tokens.shape[1]) > self.context_length:
             raise ValueError(f"{length} tokens: expected at most {self.context_length}, the context length")
         x = self.token_embed(tokens) + self.pos_embed[:length]
         mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()

@@ -165,8 +165,7 @@ def configure(attention: str, image_size: int, sizes: dict[str, Any]) -> VitConf
     try:
         return VitConfig.model_validate(values)
     except ValidationError as error:
-        presets = ", ".join(map(str, PRESETS))
-        raise UserError(f"{invalid(error)} (presets exist for image sizes {presets})") from None
+        raise UserError(f"{invalid(error)} (presets exist for image sizes {', '.join(map(str, PRESETS))})") from None
 
 
 @validated

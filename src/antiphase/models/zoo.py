@@ -167,8 +167,7 @@ def _specimens() -> Path:
 
 @scheme("specimen:NAME", "a trained model in the package: vit-0 … -7, diffvit-0 … -7, vit-robust-0, diffvit-robust-0")
 def _specimen(request: Wanted) -> nn.Module:
-    name = request.name
-    if name not in specimen_names():
+    if (name := request.name) not in specimen_names():
         raise UserError(f"specimen {shown(name)}: expected one of {', '.join(specimen_names())}")
     return load_run(_specimens() / name, request.spec, name)
 
@@ -187,8 +186,7 @@ def _hub(request: Wanted) -> nn.Module:
 
 
 def _class_names(recipe: dict[str, Any], num_classes: int, source: Path) -> tuple[str, ...] | None:
-    names = recipe.get(checkpoints.CLASS_NAMES)
-    if names is None:
+    if (names := recipe.get(checkpoints.CLASS_NAMES)) is None:
         return None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(n, str) for n in names):
         raise UserError(f"{source}: {checkpoints.CLASS_NAMES}: expected a list of {num_classes} names")

@@ -45,8 +45,7 @@ def families(models: Sequence[Mapping[str, Any]]) -> list[Family]:
 
 def seed_counts(groups: Sequence[Family]) -> str:
     """Return the number of training seeds per family, such as ``2 to 3``; empty if all have one."""
-    counts = [len(family.models) for family in groups if len(family.models) > 1]
-    if not counts:
+    if not (counts := [len(family.models) for family in groups if len(family.models) > 1]):
         return ""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
@@ -257,8 +256,7 @@ def draw_families(
             look: Any = {"ms": 2.0, "color": family.color, "lw": 0.8, "alpha": 0.55}
             # one layer has no line
             axes.plot(thin[along] + aside, thin["value"], marker if bars else "-", **look)
-        thick = frame.filter(name=family.name)
-        if thick.is_empty():
+        if (thick := frame.filter(name=family.name)).is_empty():
             continue
         across, ends, label = thick[along] + aside, (thick["low"], thick["high"]), legend_label(family)
         if bars:

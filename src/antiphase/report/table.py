@@ -68,8 +68,7 @@ class OnConsole:
         room = max(full - needed, min(_WORDS, full - widest))
         least = {col: max(cell_len(part) for line in self._lines(col) for part in _BREAKS.split(line)) for col in words}
         while sum(widths[place] + 2 for place in words) > room:
-            wide = [place for place in words if widths[place] > least[place]]
-            if not wide:
+            if not (wide := [place for place in words if widths[place] > least[place]]):
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
         blocks: list[list[int]] = [[]]
@@ -180,17 +179,15 @@ def latex(table: Any) -> str:
     """Return a table environment of LaTeX with the rules of booktabs."""
     label, lines = re.sub(r"[^a-z0-9]+", "-", table.name.lower()), []
     for row in table.rows:
-        texts = [in_latex(field.text) for field in row]
-        if row[0].kind == "mean":
-            texts = [f"\\textbf{{{text}}}" for text in texts]
+        bold = "\\textbf{{{}}}" if row[0].kind == "mean" else "{}"
+        texts = [bold.format(in_latex(field.text)) for field in row]
         lines.append(" & ".join(texts).replace("[", "{[}", texts[0].startswith("[")))
         for notes in itertools.zip_longest(*(field.notes for field in row), fillvalue=""):
             lines.append(" & ".join(f"\\scriptsize {in_latex(note)}" if note else "" for note in notes))
     head = " & ".join(map(in_latex, table.columns))
     parts = [f"\\begin{{table}}\n\\centering\n\\caption{{{in_latex(table.title)}}}"]
     parts += [f"\\label{{tab:{label}}}\n\\begin{{tabular}}{{{_sides(table)}}}\n\\toprule", rf"{head} \\", "\\midrule"]
-    parts += [rf"{line.strip()} \\" for line in lines]
-    return "\n".join([*parts, "\\bottomrule\n\\end{tabular}\n\\end{table}"])
+    return "\n".join([*parts, *(rf"{line.strip()} \\" for line in lines), "\\bottomrule\n\\end{tabular}\n\\end{table}"])
 
 
 def _sides(table: Any) -> str:

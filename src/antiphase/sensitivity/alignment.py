@@ -76,11 +76,9 @@ def align(gram: Gram, probes: bool) -> Alignment:
     if not probes:
         cosine = cosine.clamp(-1.0, 1.0)
         return Alignment(cosine, cosine, cosine, rho, 0)
-    count = gram.cross.shape[-1]
-    if count < 2:
+    if (count := gram.cross.shape[-1]) < 2:
         raise UserError(f"probes {count}: expected at least 2, to compute an interval")
-    balanced = gram.first * (second / first).sqrt()[..., None]
-    balanced = balanced + gram.second * (first / second).sqrt()[..., None]
+    balanced = gram.first * (second / first).sqrt()[..., None] + gram.second * (first / second).sqrt()[..., None]
     residual = (gram.cross - 0.5 * cosine[..., None] * balanced) / scale[..., None]
     half = float(stats.t.ppf(0.975, count - 1)) * residual.std(-1) / count**0.5
     low, high = (cosine - half).clamp(-1.0, 1.0), (cosine + half).clamp(-1.0, 1.0)
@@ -274,8 +272,7 @@ def loss_grams(model: nn.Module, inputs: Batch, loss: Callable[[Tensor], Tensor]
         with gradients(enabled=True):
             layer = one_set_each(take_apart(one), len(inputs))
             combined = layer.maps.combined.detach().requires_grad_()
-            finished = layer.finish(combined)
-            (v,) = torch.autograd.grad(finished, combined, one.batch_first(slope))
+            (v,) = torch.autograd.grad(layer.finish(combined), combined, one.batch_first(slope))
         with gradients(enabled=False):
             gram = _layer_gram(layer, lambda branch, v=v: branch.vjp(v))
         yield layer, gram

@@ -181,8 +181,7 @@ def _joined(rows: pl.DataFrame, base: pl.DataFrame, **columns: pl.Expr) -> pl.Da
 def prediction_error(rows: pl.DataFrame) -> float:
     """Return the largest relative difference between ‖J_DA‖ by Theorem 1 and as measured with the same probes."""
     two_maps = pl.col("attention") == "differential", pl.col("second") > 0
-    measured = rows.filter(*two_maps, pl.col("moved").is_not_null())
-    if measured.is_empty():
+    if (measured := rows.filter(*two_maps, pl.col("moved").is_not_null())).is_empty():
         return 0.0
     columns = ("first", "second", "cross", "lam", "moved")
     first, second, cross, lam, moved = (measured[name].to_numpy() for name in columns)

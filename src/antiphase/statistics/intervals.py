@@ -91,8 +91,7 @@ def check_pairs(first: np.ndarray, *others: np.ndarray) -> None:
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:
     """Estimate a mean over independent training seeds: m ± t·s/√k, Student's t at k − 1 degrees of freedom."""
-    k = len(values)
-    if k < 2:
+    if (k := len(values)) < 2:
         raise ValueError(f"mean over {k} seeds: expected at least 2")
     return _around(float(np.mean(values)), float(student_t(k - 1) * np.std(values, ddof=1) / math.sqrt(k)), k)
 
@@ -147,8 +146,7 @@ def jackknife(parts: Parts, statistic: Statistic) -> Estimate:
 
     Source: B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistics 9:586–596 (1981).
     """
-    n = len(parts)
-    if n < 1:
+    if (n := len(parts)) < 1:
         raise ValueError("a mean over no samples")
     value = float(statistic(parts.mean(0)))
     if n == 1:
@@ -207,8 +205,7 @@ def linearised(parts: Parts, statistic: Statistic) -> Values:
 
 def ratio_values(numerator: Values, denominator: Values) -> Values:
     """Return values whose mean is θ = Σa / Σb: θ + n·(aᵢ − θ·bᵢ) / Σb."""
-    total = float(denominator.sum())
-    if not total:
+    if not (total := float(denominator.sum())):
         raise ValueError("a ratio to nothing")
     ratio = float(numerator.sum()) / total
     return ratio + len(numerator) * (numerator - ratio * denominator) / total

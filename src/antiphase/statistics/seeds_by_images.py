@@ -133,6 +133,4 @@ def power_within(difference: float, margin: float, spread: Spread) -> float:
 
 def seeds_until(enough: Callable[[int], bool], least: int = 2) -> int | None:
     """Return the smallest number of seeds from ``least`` on that is enough; None if ``MOST_SEEDS`` are not."""
-    if not enough(MOST_SEEDS):
-        return None
-    return least + bisect.bisect_left(range(least, MOST_SEEDS), x=True, key=enough)
+    return least + bisect.bisect_left(range(least, MOST_SEEDS), x=True, key=enough) if enough(MOST_SEEDS) else None

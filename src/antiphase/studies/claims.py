@@ -156,8 +156,7 @@ class Claim:
             return "undecided"
         if against:
             return "contradicted"
-        effect = self.effect_of(check)
-        if effect is not None and estimate.high < effect:
+        if (effect := self.effect_of(check)) is not None and estimate.high < effect:
             return "smaller than claimed"
         if estimate.low > 0:
             return "holds" if not self.exceptions or _p_value(check, 1) <= self._level else "undecided"
@@ -227,9 +226,8 @@ def on_average(rows: pl.DataFrame, first: str, *, than: str, eps: Sequence[float
     """Return the check that the mean difference in ASR over all ε of a study is above 0, and each ε beside it."""
     some = rows.filter(pl.any_horizontal((pl.col("eps") - one).abs() < 1e-9 for one in eps))
     pair = [{"series": series, **levels} for series in (first, than)]
-    words = f"ASR({first}) − ASR({than}){in_words(levels)}"
     return [
-        Check(f"{words}, mean over ε", difference(some, pair[0], pair[1], ASR)),
+        Check(f"ASR({first}) − ASR({than}){in_words(levels)}, mean over ε", difference(some, pair[0], pair[1], ASR)),
         *(replace(check, decides=False) for check in higher(rows, first, than=than, **levels, eps=list(eps))),
     ]
 

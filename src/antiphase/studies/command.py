@@ -146,8 +146,7 @@ def _report(options: kinds.ReportOptions, _: str) -> Answer:
 
 
 def _new(options: kinds.NewOptions, _: str) -> Answer:
-    path = Path(f"{options.name}.py")
-    if path.exists():
+    if (path := Path(f"{options.name}.py")).exists():
         raise UserError(f"{path}: exists; give another name")
     text = files("antiphase.studies").joinpath("example.py.txt").read_text(encoding="utf-8")
     text = text.replace("NAME.py", path.name).replace('Study("example"', f'Study("{options.name}"')

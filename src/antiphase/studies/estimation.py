@@ -66,8 +66,7 @@ def mean(rows: pl.DataFrame, which: Group, value: pl.Expr) -> CrossedEstimate | 
 
 def share_above(rows: pl.DataFrame, which: Group, value: pl.Expr, level: float) -> CrossedEstimate | None:
     """Estimate a share, of values in [0, 1], minus a level; level + the ends of the interval stay within [0, 1]."""
-    estimate = contrast(rows, [(1.0, which)], value)
-    if estimate is None:
+    if (estimate := contrast(rows, [(1.0, which)], value)) is None:
         return None
     share = as_share(estimate)
     return replace(estimate, value=estimate.value - level, low=share.low - level, high=share.high - level)
@@ -77,9 +76,8 @@ def gaps(attacks: pl.DataFrame, first: str = "DiffViT", second: str = "ViT") -> 
     """Return the difference in success between two series for each image and ε, in ``value``: 1, 0 or −1."""
     keys = ["data", "depth", "dim", SEED, SAMPLE, "eps"]
     one, other = (attacks.filter(series=series).select(*keys, "cell", value=ASR) for series in (first, second))
-    both = one.join(other, on=keys, nulls_equal=True, maintain_order="left")
     cells, value = pl.concat_list("cell", "cell_right"), pl.col("value") - pl.col("value_right")
-    return both.select(*keys, cell=cells, value=value)
+    return one.join(other, on=keys, nulls_equal=True, maintain_order="left").select(*keys, cell=cells, value=value)
 
 
 def trend(
@@ -90,8 +88,7 @@ def trend(
     With x the levels (or their log2) and w = (x − x̄)/Σ(x − x̄)²·(x_max − x_min), the contrast Σ w·mean(level): the slope
     of least squares times the range, for each training seed and sample. All levels count, not only the ends.
     """
-    levels = _levels(rows, column, where)
-    if len(levels) < 2:
+    if len(levels := _levels(rows, column, where)) < 2:
         return None
     if scale == "log2" and levels[0] <= 0:
         raise UserError(f"trend over log2 of {column} {levels[0]}: expected levels above 0")
@@ -123,8 +120,7 @@ def contrast(rows: pl.DataFrame, groups: Sequence[tuple[float, Group]], value: p
     """
     weights, selections = zip(*groups, strict=True)
     blocks = [_chosen(rows, which) for which in selections]
-    seeds = set.intersection(*(set(block[SEED].unique()) for block in blocks))
-    if not seeds:
+    if not (seeds := set.intersection(*(set(block[SEED].unique()) for block in blocks))):
         return None
     blocks = [block.filter(pl.col(SEED).is_in(sorted(seeds))) for block in blocks]
     combined, cells = 0.0, set()

@@ -143,8 +143,7 @@ def load_study(path: Path) -> Study:
     spec = importlib.util.spec_from_file_location(f"antiphase_study_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # for good: cells may import more when they run
+    if (folder := str(path.resolve().parent)) not in sys.path:  # for good: cells may import more when they run
         sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     guarded(str(path), path.resolve().parent, partial(spec.loader.exec_module, module))

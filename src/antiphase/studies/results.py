@@ -152,8 +152,7 @@ def chosen_rows(options: RowsOptions) -> dict[str, pl.DataFrame]:
     name, table, chosen = ", ".join(options.names), options.table, select(options)
     if len(chosen.studies) > 1:
         raise UserError(f"{name!r} is several studies: name one; antiphase study list shows them")
-    rows = study_rows(chosen.cells, chosen.store)
-    if not rows:
+    if not (rows := study_rows(chosen.cells, chosen.store)):
         why = f"no rows in {options.place} under profile {options.profile}"
         raise UserError(f"{name}: {why}; {options.next_command('run')} makes them")
     if table is not None and table not in rows:

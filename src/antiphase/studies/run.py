@@ -82,8 +82,7 @@ class _Run:
         """Go through the remaining cells once; return whether there was progress."""
         before = len(self.left)
         for cell in list(self.left):
-            step = self.together(partial(self.judge, cell))
-            if step == "run":
+            if (step := self.together(partial(self.judge, cell))) == "run":
                 step = self.attempt(cell)
             if step not in ("busy", "wait"):
                 self.left.remove(cell)

@@ -66,8 +66,7 @@ class Lab:
 
     def images(self, source: str, split: str, limit: int | None = None, **fit: Any) -> ImageSet:
         """Return images of a source; a limit selects a fixed random subset."""
-        key = repr((source, split, limit, sorted(fit.items())))
-        if key not in self._images:
+        if (key := repr((source, split, limit, sorted(fit.items())))) not in self._images:
             if len(self._images) > 3:
                 self._images.clear()
             how = {"split": split, "limit": limit, "seed": 0, "progress": self.progress, **fit}

@@ -82,14 +82,12 @@ class Store:
 
     def damage(self, cell: Any) -> str | None:
         """Return a description of a damaged file of a finished cell, or None."""
-        path = self.folder(cell) / DONE_FILE
-        if not path.exists():
+        if not (path := self.folder(cell) / DONE_FILE).exists():
             return None
         if (record := self.record(cell)) is None:
             return f"{path}: cannot be read"
         for name, expected in record["files"].items():
-            file = path.parent / name
-            if not file.exists():
+            if not (file := path.parent / name).exists():
                 return f"{file}: is missing"
             if file_digest(file) != expected:
                 return f"{file}: is damaged (its SHA-256 differs from the recorded one)"

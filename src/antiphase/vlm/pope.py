@@ -132,8 +132,7 @@ def pope_questions(
         for image, objects in chosen.items():
             used = set(objects)
             for present in objects[:OBJECTS]:
-                free = [name for name in frequency if name not in used]
-                if not free:
+                if not (free := [name for name in frequency if name not in used]):
                     raise UserError(f"POPE: {image} shows all {len(frequency)} objects; expected some absent")
                 counts = {"popular": frequency, "adversarial": together[present]}.get(sampling, Counter())
                 drawn = free[key(seed, "pope", sampling, image, present) % len(free)]

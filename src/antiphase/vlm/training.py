@@ -86,8 +86,7 @@ def train_vlm(
         optimizer = torch.optim.AdamW(list(trained.values()), weight_decay=recipe.weight_decay, fused=True, **rates)
         # what is trained and nothing else: a saved state needs no frozen weights
         parameters = nn.ParameterDict({name.replace(".", "/"): value for name, value in trained.items()})
-        rate = partial(vlm_learning_rate, recipe, steps_per_epoch=steps)
-        about = (parameters, optimizer, steps, rate, gradients)
+        about = (parameters, optimizer, steps, partial(vlm_learning_rate, recipe, steps_per_epoch=steps), gradients)
         return loop.Task(*about, save=lambda written, dtype: save_vlm(vlm, written, out, dtype))
 
     return loop.train(recipe, out, begin, trackers=trackers, progress=progress)
@@ -136,8 +135,7 @@ def _recomputed(blocks: Sequence[nn.Module]) -> Iterator[None]:
 def trained_parameters(vlm: VisionLanguageModel, recipe: VlmRecipe) -> dict[str, nn.Parameter]:
     """Return what a stage trains, the projector and in stage 2 adapters or language model; freeze all else."""
     for name, parameter in vlm.named_parameters():
-        language = recipe.stage == 2 and name.startswith("language.")
-        tuned = language and (recipe.model.lora is None or LORA in name)
+        tuned = recipe.stage == 2 and name.startswith("language.") and (recipe.model.lora is None or LORA in name)
         parameter.requires_grad_(tuned or name.startswith("projector."))
     return {name: parameter for name, parameter in vlm.named_parameters() if parameter.requires_grad}
 
@@ -181,8 +179,7 @@ def prepare(vlm: VisionLanguageModel, conversation: Conversation, stage: int, ma
         ids, labels = vlm.prompt.caption(turns[0][1])
     else:
         ids, labels = vlm.prompt.conversation(turns, image=image is not None)
-    longest = max_length - (0 if image is None else vlm.projector.count - 1)
-    if longest < 2:
+    if (longest := max_length - (0 if image is None else vlm.projector.count - 1)) < 2:
         raise UserError(f"max_length {max_length}: an image alone takes {vlm.projector.count} positions")
     ids, labels = ids[:longest], labels[:longest]
     if not bool((ids == IMAGE).any()):

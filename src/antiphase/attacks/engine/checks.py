@@ -131,8 +131,7 @@ def inspect_search(oracle: Oracle, failed: int, stuck: int) -> list[str]:
 
 def black_box_wins(broken: int, black_box: Mapping[str, int], samples: int) -> list[str]:
     """Return a warning if attacks without gradients, in ``black_box``, break samples that those before them did not."""
-    blind = sum(black_box.values())
-    if blind <= max(1, _BLACK_BOX_GAIN * samples):
+    if (blind := sum(black_box.values())) <= max(1, _BLACK_BOX_GAIN * samples):
         return []
     return [
         f"{' and '.join(black_box)}, without gradients, broke {blind} samples that the gradient-based attacks failed "

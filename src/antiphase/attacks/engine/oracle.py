@@ -111,8 +111,7 @@ class Oracle:
                             passes.append(checked(self._searched(*given), given[0], self.seen)[: len(x)])
                     if torch.is_inference_mode_enabled():
                         raise UserError("attack inside torch.inference_mode(): call it outside, for gradients")
-                    logits = _mean(passes)
-                    if not logits.requires_grad:
+                    if not (logits := _mean(passes)).requires_grad:
                         why = "the logits do not depend differentiably on the images"
                         raise UserError(f"{why}: use square, which needs no gradients")
                     values = [one_each(loss(logits), logits) for loss in losses]

@@ -51,8 +51,7 @@ def run_search(
     ``settings`` are the parameters of the attack, for the record; by default the fields of the search.
     """
     began = time.monotonic()
-    run = read_options(options, search.name)
-    if run.goal is not None:
+    if (run := read_options(options, search.name)).goal is not None:
         goal, clean = checks.check_goal(model, images, labels, search.targets, run)
         options = {**options, "goal": None, "context": goal}
         result = run_search(_Towards(model), images, torch.zeros_like(goal), threat, search, options, settings)
@@ -178,8 +177,7 @@ class _Work:
     def collect(self) -> None:
         """Confirm in float32 and record the searches that have ended."""
         for lane in (self.main, self.exact):
-            tried = lane.ended()
-            if not len(tried):
+            if not len(tried := lane.ended()):
                 continue
             logits = lane.oracle.verdict(tried["best"], tried.get("context"))
             # failed searches are checked too: in low precision they may have failed by rounding

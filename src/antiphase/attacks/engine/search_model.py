@@ -48,8 +48,7 @@ def search_model(
         return model, precisions[0]
     given = [part[:_MEASURED].to(device) for part in (images, context) if part is not None]
     key = digest(repr((str(model), given[0].shape[1:], choices, _machine(device))))
-    choice = _chosen.get(key) or _remembered().get(key, "")
-    if choice not in choices:
+    if (choice := _chosen.get(key) or _remembered().get(key, "")) not in choices:
         choice = "" if len(images) >= _LEAST else choices[0]
     copied = None
     if copies and not choice.startswith("original"):

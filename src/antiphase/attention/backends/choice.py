@@ -71,8 +71,7 @@ def attend(
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, backend: BackendName) -> Tensor:
     """Return A v of heads of one map each; heads that share keys and values are more queries of one head."""
     heads, keys, tokens = q.shape[1], k.shape[1], q.shape[2]
-    group = heads // keys
-    if group > 1:
+    if (group := heads // keys) > 1:
         q = q.unflatten(1, (keys, group)).flatten(2, 3)
         if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
             mask = torch.cat([mask] * group, -2)
@@ -81,8 +80,7 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, backend
 
 
 def _fastest(call: Call, queries: Sequence[torch.Size]) -> str:
-    v = call.parts[2]
-    if v.device.type != "cpu":
+    if (v := call.parts[2]).device.type != "cpu":
         return "sdpa"
     if plain_forward() or (call.mask is not None and call.mask.requires_grad):
         return "eager"

@@ -185,8 +185,7 @@ def compiled_attention(parts: Parts, lam: Any, mask: Tensor | None, norm: HeadNo
     """Return A1 v for one branch, (A1 − λ·A2) v for two, without a derivative; λ is ``()`` or ``(heads,)``."""
     native: Any = kernels()
     v = parts[2]
-    dtypes = v.dtype, torch.float32
-    if norm is not None and (norm.weight.dtype not in dtypes or norm.weight.shape != v.shape[-1:]):
+    if norm is not None and (norm.weight.dtype not in (v.dtype, torch.float32) or norm.weight.shape != v.shape[-1:]):
         return norm(compiled_attention(parts, lam, mask))
     weight, eps = (None, 0.0) if norm is None else (norm.weight.contiguous(), norm.eps)
     return native.attention(*_inputs(parts, lam, mask), weight, eps)
@@ -231,9 +230,7 @@ def _row(x: Tensor) -> Tensor:
 def _writable(place: Tensor) -> Tensor:
     """Return a place that the kernels can write to, or memory for what torch then copies there, or refuses to."""
     shared = any(step == 0 and size > 1 for step, size in zip(place.stride(), place.shape, strict=True))
-    if _in_rows(place) and not shared:
-        return place
-    return torch.empty_like(place, memory_format=torch.contiguous_format)
+    return place if _in_rows(place) and not shared else torch.empty_like(place, memory_format=torch.contiguous_format)
 
 
 def _in_rows(x: Tensor) -> bool:

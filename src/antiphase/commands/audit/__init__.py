@@ -78,8 +78,7 @@ def read_gates(texts: Sequence[str], eps: Sequence[float]) -> list[Gate]:
             raise UserError(f"{named}: does not say at which ε; expected @ and one of {attacked}")
         below = float(match["below"] or 1) or math.nan
         gate_eps = eps[0] if match["above"] is None else float(match["above"]) / below
-        near = [one for one in eps if math.isclose(one, gate_eps, rel_tol=1e-9)]
-        if not near:
+        if not (near := [one for one in eps if math.isclose(one, gate_eps, rel_tol=1e-9)]):
             raise UserError(f"{named}: this ε is not attacked; expected one of {attacked}")
         gates.append(Gate(text.strip(), float(match["percent"]) / 100, near[0], match["low"] is not None))
     return gates
@@ -165,8 +164,7 @@ class AuditOptions(fields.Measurement):
             why = f"norm {self.norm} has no usual one" if self.norm == "l0" else "the default is for linf"
             raise UserError(f"eps: is missing; {why}, give --eps")
         if self.suffix and not self.questions:
-            data = " or ".join(QUESTIONS)
-            raise UserError(f"suffix: is for questions; leave it out, or give --data {data}")
+            raise UserError(f"suffix: is for questions; leave it out, or give --data {' or '.join(QUESTIONS)}")
         names = [name for name in _NOT_OF_QUESTIONS if self.typed(name) and getattr(self, name)]
         for name in names + ["objective"] * (self.objective == "cosine") if self.questions else ():
             why = f"is not for questions such as {self.data}; leave out --{name.replace('_', '-')}"
@@ -182,8 +180,7 @@ class AuditOptions(fields.Measurement):
         if not self._usual:
             return self
         side = max(shape[1:])
-        at_8 = [eps for least, most, eps in _USUAL[self.norm] if least <= side <= most]
-        if not at_8:
+        if not (at_8 := [eps for least, most, eps in _USUAL[self.norm] if least <= side <= most]):
             raise UserError(f"eps: is missing; norm {self.norm} has no usual one for {side} pixels a side, give --eps")
         options = self.model_copy(update={"eps": tuple(eps / (8 / 255) * at_8[0] for eps in self.eps)})
         read_gates(options.fail_under, options.eps)

@@ -189,8 +189,7 @@ def answers_headline(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Head
     """Return whether hallucination moves more for the models than for their twins, at the smallest ε."""
     first = {"attack": answers["results"][0]["attack"], "metric": "false yes", "sampling": ALL}
     eps = min(row["eps"] for row in answers["results"] if row["eps"])
-    moves = _only(answers["differences"], first | {"what": "move", "eps": eps})
-    if not moves:
+    if not (moves := _only(answers["differences"], first | {"what": "move", "eps": eps})):
         shown = _only(answers["results"], first)
         return Headline(_words("title_alone", rows=shown), _words("lead_alone", rows=shown))
     row = moves[0]

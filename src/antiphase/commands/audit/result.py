@@ -186,8 +186,7 @@ class AuditResult(Result):
             accuracies.append((one, self.colors[one], [accuracy_of[model] for model in dict.fromkeys(models)]))
         title, below = "Attack success rate", "Accuracy without an attack"
         caption = _words("answer", seeds=len(sides[0]) if len(sides[0]) > 1 else 0, compared=len(names) > 1)
-        figure = figures.answer_figure(title, rows, below, accuracies, figures.chance(self.models))
-        return Plot(name, figure, caption)
+        return Plot(name, figures.answer_figure(title, rows, below, accuracies, figures.chance(self.models)), caption)
 
     @property
     def _attack(self) -> tuple[str, str]:
@@ -348,8 +347,7 @@ class AuditResult(Result):
         return self._by_model("norms", title, entries, "level", field, "{:.0%}".format)
 
     def _by_model(self, name: str, title: str, entries: list[dict[str, Any]], *how: Any) -> list[Table]:
-        frame = pl.DataFrame(entries, infer_schema_length=None)
-        if frame.is_empty():
+        if (frame := pl.DataFrame(entries, infer_schema_length=None)).is_empty():
             return []
         frame = frame.with_columns(color=pl.col("model").replace_strict(self.colors))
         return [tabulate(name, title, _by_attack(frame), ["model"], *how)]

@@ -47,9 +47,7 @@ def compare(first: Result | str | Path, second: Result | str | Path) -> "Compare
         raise UserError("compare: got a comparison; expected two runs that were measured")
     frame = runs[0].compare(runs[1])
     places = [one.directory or Path(which) for one, which in zip(runs, ("first", "second"), strict=True)]
-    names = [place.name for place in places]
-    if names[0] == names[1]:
-        names = list(map(str, places))
+    names = list(map(str, places)) if places[0].name == places[1].name else [place.name for place in places]
     records = [one.record for one in runs]
     one, two = map(_settings, records)
     rows = [{"setting": key, "first": one.get(key), "second": two.get(key)} for key in one | two]

@@ -91,8 +91,7 @@ def _versions(extra: str | None) -> dict[str, str | None]:
 
 def _devices() -> list[dict[str, Any]]:
     name = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    if not multiplies_bf16(torch.device("cpu")):
-        name += ", without bf16 (computed in float32)"
+    name += "" if multiplies_bf16(torch.device("cpu")) else ", without bf16 (computed in float32)"
     devices = [{"device": "cpu", "name": f"{name}, {torch.get_num_threads()} threads"}]
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)

@@ -45,8 +45,7 @@ class EvaluateResult(Result):
     def sections(self) -> list[Section]:
         groups, sections = self.families, []
         for name in TASKS:
-            results = [row for row in self.summary["results"] if row["task"] == name]
-            if results:
+            if results := [row for row in self.summary["results"] if row["task"] == name]:
                 task = find_task(name)
                 caption = f"{task.summary[0].upper()}{task.summary[1:]}, with 95 % intervals."
                 plot = Plot(name, numbers_figure(results, groups), caption, beside=True)
@@ -214,5 +213,4 @@ def numbers_figure(results: Sequence[Number], groups: Sequence[figures.Family]) 
         forests.append(figures.Forest(f"{figures.shortened(title, 60)}, %", lines))
     drawn = [line.estimate for forest in forests for line in forest.lines]
     low, high = min(one.low for one in drawn) - 0.02, max(one.high for one in drawn) + 0.02
-    limits = (max(0.0, low), min(1.0, high))
-    return figures.forest_figure([replace(forest, limits=limits) for forest in forests])
+    return figures.forest_figure([replace(forest, limits=(max(0.0, low), min(1.0, high))) for forest in forests])

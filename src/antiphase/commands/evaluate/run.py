@@ -1,7 +1,6 @@
 """Every task that several models and data sets allow: rows on disk as they come, shared among processes."""
 
 import dataclasses
-import itertools
 import json
 import time
 import warnings
@@ -57,9 +56,8 @@ def run(options: EvaluateOptions, command: str = "") -> None:
         _check_use(options, [find_task(task) for task in tasks], names)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        specs = [*options.models, *options.against]
         place, random = find_device(options.device), options.random_weights
-        loaded = load_models(specs, place, random, answering=True, resize=options.resize)
+        loaded = load_models([*options.models, *options.against], place, random, answering=True, resize=options.resize)
         if protocol.templates and not any(map(is_dual_encoder, loaded)):
             texts, fix = ", ".join(map(repr, protocol.templates)), "leave out --templates and --prompt"
             raise UserError(f"templates {texts}: none of the models is a CLIP; {fix}")
@@ -96,8 +94,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure every task of every model on every data set and write the run directory; return the summary."""
     began, protocol = time.monotonic(), protocol_of(options)
-    test: Any = sources[0].test
-    lineup = Lineup(models, twins, test)
+    lineup = Lineup(models, twins, sources[0].test)
     titles = [source.name for source in sources]
     if len(set(titles)) < len(titles):
         raise UserError(f"{', '.join(titles)}: the same set is named twice; expected different ones")
@@ -112,9 +109,8 @@ def evaluate(
         for name, model in lineup.by_name.items()
         if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
     ]
-    told = [cell.task.doubts(cell.name, cell.rows(), cell.source, protocol) for cell in cells]
-    told = dict.fromkeys(itertools.chain(*told))
-    notes = [*doubts, *_at_chance(summary["results"], sources), *projected, *told]
+    told = [line for cell in cells for line in cell.task.doubts(cell.name, cell.rows(), cell.source, protocol)]
+    notes = [*doubts, *_at_chance(summary["results"], sources), *projected, *dict.fromkeys(told)]
     settings = json.loads(json.dumps(vars(protocol))) | options.chosen("resize")
     settings["tasks"] = list(dict.fromkeys(cell.task.name for cell in cells))
     settings["precision"] = ", ".join(dict.fromkeys(_precision(cell.task, options.precision) for cell in cells))
@@ -243,8 +239,7 @@ def _check_tasks(cells: Sequence[_Cell], tasks: Tasks | None, sources: Sequence[
             data = [source for source in sources if not names or source.name in names]
             why = f"{', '.join(names or (source.name for source in sources))} cannot serve it"
             if any(task in source.tasks() for source in data):
-                lack = "answer no questions in words" if find_task(task).answers else "encode no text"
-                why = f"the models {lack}"
+                why = f"the models {'answer no questions in words' if find_task(task).answers else 'encode no text'}"
             raise UserError(f"task {task} ({find_task(task).summary}): {why}; expected data and a model that can")
     if not cells:
         expected = "expected training images or a model that encodes text, and for a vision-language model --data"

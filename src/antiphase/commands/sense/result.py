@@ -117,9 +117,8 @@ _Drawn = tuple[list[Plot], list[Table], dict[str, Any]]  # with the numbers in t
 
 def _alignment(rows: pl.DataFrame, pairs: Sequence[tuple[str, str]], groups: Sequence[Family]) -> _Drawn:
     words = _WORDS["alignment"]
-    frame = sensitivity.alignment(rows)
     # along the loss each model has a cotangent of its own: norms there compare with nothing
-    frame = frame.filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
+    frame = sensitivity.alignment(rows).filter((pl.col("site") != "loss") | (pl.col("metric") != "norm"))
     sites = {site: label for site, label in _SITES.items() if site in frame["site"]}
     quantities = {"cosine": ("cosθ", 0.0), "below": ("below 0", None), "norm": ("‖J‖", None)}
     of_site = {site: frame.filter(site=site) for site in sites}

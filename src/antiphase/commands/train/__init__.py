@@ -268,8 +268,7 @@ class TrainClipOptions(DefendedOptions, PresetOptions):
         if self.variant is not None or self.lambda_init is not None:
             from antiphase.models.clip import find_clip
 
-            schedule = find_clip(self.model).schedule
-            if schedule is None and self.variant is not None:
+            if (schedule := find_clip(self.model).schedule) is None and self.variant is not None:
                 raise UserError(f"variant {self.variant}: a {self.model} subtracts no map; leave it out")
             if self.lambda_init is not None and schedule != "constant":
                 why = f"a {self.model} has {'no λ' if schedule is None else 'λ_init by depth'}"

@@ -68,8 +68,7 @@ def verify(card: str | Path, **options: Any) -> Verification:
 
 def answer(options: VerifyOptions, _: str) -> Answer:
     """Print what differs, and return it; a ``Refusal`` if the card is not confirmed."""
-    result = _verified(options)
-    if result.differences:
+    if (result := _verified(options)).differences:
         texts = ((f"{one:.6g}" if isinstance(one, float) else str(one) for one in row) for row in result.differences)
         rows = tuple(tuple(map(Field, row)) for row in texts)
         console().print(OnConsole(Table("differences", "", Disagreement._fields, rows, "")))

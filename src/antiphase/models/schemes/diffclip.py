@@ -152,8 +152,7 @@ def _translation(config: ClipConfig) -> dict[str, list[str]]:
 
 def local_checkpoint(name: str) -> Path | None:
     """Return the file of a released checkpoint by its path or folder; None for a repository on the hub."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if (path := Path(name).expanduser()).is_dir():
         return path / RELEASED_FILE
     return path if path.exists() or path.suffix in (".pt", ".pth") else None
 
@@ -175,8 +174,7 @@ def read_lambda_init(spec: str, setting: str) -> float | Literal["depth"]:
 def _diffclip(request: Wanted) -> nn.Module:
     name, _, setting = request.name.partition("#")
     lambda_init = read_lambda_init(request.spec, setting) if setting else None
-    path = local_checkpoint(name)
-    if path is None:
+    if (path := local_checkpoint(name)) is None:
         fix = "give a path, or download it on a machine with network access"
         with downloading(f"diffclip:{name}: not a local file, and not available from the hub", fix), offline_at_once():
             path = Path(hf_hub_download(name, RELEASED_FILE))

@@ -316,8 +316,7 @@ def _hugging_face(request: Wanted) -> nn.Module:
     elif processor is None:
         doubts = (f"{spec}: no preprocessor_config.json: its images are not normalised",)
         warnings.warn(doubts[0], stacklevel=3)
-        size = getattr(vision, "image_size", None)
-        if size is None:
+        if (size := getattr(vision, "image_size", None)) is None:
             raise UserError(f"{spec}: says nothing of its image size; expected a preprocessor_config.json")
         side = preprocessing.one_side(size if isinstance(size, list | tuple) else (size, size), spec)
         used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)

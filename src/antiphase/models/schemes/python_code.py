@@ -83,8 +83,7 @@ def _python(request: Wanted) -> nn.Module:
     is_file = where.endswith(".py")
     folder = Path(where).expanduser().resolve().parent if is_file else Path.cwd()
     with importing_from(folder):
-        file = _file_of(where)
-        if file is None:
+        if (file := _file_of(where)) is None:
             raise UserError(f"{spec}: no such file or module {shown(where)}")
         load = partial(_import_file, file) if is_file else partial(importlib.import_module, where)
         module = guarded(spec, folder, load)
@@ -190,8 +189,7 @@ def source_digest(path: Path) -> str:
     """Return the SHA-256 of a Python file and the files next to it that it imports, directly or not; nothing is run."""
     sources, left = set[Path](), [path]
     while left:
-        file = left.pop()
-        if file in sources:
+        if (file := left.pop()) in sources:
             continue
         sources.add(file)
         try:

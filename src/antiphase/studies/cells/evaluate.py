@@ -179,8 +179,7 @@ class Relevance(Measurement):
             raise UserError(f"ask {self.ask!r} on {self.data}: its images have none; expected ask 'caption'")
         if self.texts and pairs.objects is not None:
             shown = [{one.name for one in objects} for objects in pairs.objects]
-            rows = [row for row, names in enumerate(shown) if names.issuperset(self.texts)]
-            if not rows:
+            if not (rows := [row for row, names in enumerate(shown) if names.issuperset(self.texts)]):
                 raise UserError(f"texts on {self.data}: no image shows {' and '.join(self.texts)}")
             pairs = pairs.take(rows)
         return pairs.subset(self.limit, 0)
@@ -214,8 +213,7 @@ def _shown(pairs: PairSet, position: int, square: Any) -> tuple[dict[str, Any], 
 
 
 def _scores(values: np.ndarray, masks: Masks, text: str) -> dict[str, Any]:
-    mask = masks.get(text, masks.get(None))
-    if mask is None:
+    if (mask := masks.get(text, masks.get(None))) is None:
         return {}
     hit, precision = localise(values, mask)
     scores = {"pointing_game": hit, "average_precision": precision, "object_share": float(mask.mean())}

@@ -122,8 +122,7 @@ def _content(spec: str) -> str:
     file = name.partition("@")[2]
     places = {"diffclip": name.partition("#")[0], "hf": name, "timm": file, "torchvision": file}
     places["open_clip"] = file or name
-    named = places.get(kind, spec)
-    if not named:
+    if not (named := places.get(kind, spec)):
         return ""
     place = Path(named).expanduser()
     names = (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE, RELEASED_FILE)

@@ -132,8 +132,7 @@ def defence_checks(rows: RowsByTable, kind: str, name: str, prefix: str = "", ep
     """Check whether a defence lowers the ASR of a model, and lifts its robust accuracy above the natural ViT's."""
     pgd, autoattack, _ = evaluated(rows)
     one, levels = f"{kind}, {name}", {"unit": "points", "eps": eps}
-    words = f"robust accuracy({one}) − robust accuracy({VIT})"
-    above: dict[str, Any] = {"what": words, **levels}
+    above: dict[str, Any] = {"what": f"robust accuracy({one}) − robust accuracy({VIT})", **levels}
     return {
         f"{prefix}{name}-lowers-asr": on_average(pgd, kind, than=one, eps=EPS),
         f"{prefix}{name}-reaches-vit": apart(autoattack, "series", one, VIT, pl.col("robust"), **above),

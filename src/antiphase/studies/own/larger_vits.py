@@ -90,8 +90,7 @@ def checks(rows: RowsByTable) -> Checks:
     small, large = apart["series"].unique(maintain_order=True)
     grows = difference(apart, {"series": large}, {"series": small}, pl.col("value"))
     fragile = on_average(rows["attack"], LARGER[DIFFVIT], than=LARGER[VIT], eps=EPS)
-    words = f"({large}) − ({small}), ASR, mean over ε"
-    return {"larger-fragile": fragile, "larger-gap": [Check(words, grows)]}
+    return {"larger-fragile": fragile, "larger-gap": [Check(f"({large}) − ({small}), ASR, mean over ε", grows)]}
 
 
 _study = partial(PAPER.study, settings=larger_settings, by_data=True)

@@ -79,9 +79,8 @@ class Paper:
             values = fill(rows)
             if not by_data:
                 return list(stated(checks(rows), values))
-            sets = pl.concat(frame["data"] for frame in rows.values()).unique(maintain_order=True)
             parts: dict[str, dict[str, Claim]] = {}  # a claim has to hold on every data set
-            for data in sets:
+            for data in pl.concat(frame["data"] for frame in rows.values()).unique(maintain_order=True):
                 subset = {table: frame.filter(data=data) for table, frame in rows.items()}
                 for claim in stated(checks(subset), values):
                     parts.setdefault(claim.name, {})[data] = claim

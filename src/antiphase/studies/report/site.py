@@ -97,8 +97,7 @@ def _study_page(result: Result, before: Any, after: Any) -> str:
     values["about"] = "The paper" if result.paper in PAPERS and result.paper != OWN else "About this study"
     values["tables"] = [(tables.table_sheet(one, name(one.name)), tables.table_note(one)) for one in artefact.tables]
     values["claims"] = [(claim, tables.check_sheet(result, claim, name(claim.name))) for claim in result.claims]
-    page = environment().get_template("study.html")
-    return page.render(**values, notes=artefact.notes, before=before, after=after)
+    return environment().get_template("study.html").render(**values, notes=artefact.notes, before=before, after=after)
 
 
 def studied(options: StudyOptions) -> RunResult:
@@ -178,8 +177,7 @@ class StudyResult(RunResult):
         if any("claims" not in result.tables for result in (self, other)):
             raise UserError("compare: expected studies with claims, of which some are judged in both")
         first, second = (result.frame("claims").drop_nulls("value") for result in (self, other))
-        joined = first.join(second, on=keys, suffix="_other", maintain_order="left")
-        if joined.is_empty():
+        if (joined := first.join(second, on=keys, suffix="_other", maintain_order="left")).is_empty():
             raise UserError("compare: no claim has a number in both; expected runs of one study")
         same = pl.when(pl.col("verdict") == pl.col("verdict_other")).then("verdict")
         verdicts = same.otherwise(pl.format("{} and {}", "verdict", "verdict_other"))

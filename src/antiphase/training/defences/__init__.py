@@ -79,8 +79,7 @@ class Step:
             if len(seen) == len(modules):
                 raise _AllSeen
 
-        hooks = (module.register_forward_pre_hook(note) for module in modules)
-        with hooked(hooks), suppress(_AllSeen), torch.no_grad():
+        with hooked(module.register_forward_pre_hook(note) for module in modules), suppress(_AllSeen), torch.no_grad():
             self.logits(self.images[:: min(SHARE, max(1, len(self.images) // _LEAST))])
         return seen
 
@@ -152,8 +151,7 @@ def share_of_time(begin: Callable[[int], Step], strengths: Strengths) -> float:
             torch.autograd.grad(defended_loss(step, strengths), weights, allow_unused=True)
         return now() - began
 
-    without = seconds({})
-    return max(0.0, 1.0 - without / seconds(strengths))
+    return max(0.0, 1.0 - seconds({}) / seconds(strengths))
 
 
 def values(step: Step, strengths: Strengths) -> dict[str, float]:
@@ -165,8 +163,7 @@ def values(step: Step, strengths: Strengths) -> dict[str, float]:
 def check_defences(strengths: Strengths, model: nn.Module | None, adversarial: bool, clip: bool = False) -> None:
     """Refuse defences that are unknown or that the model (None: not known yet; a CLIP's image tower) cannot have."""
     chosen: dict[str, Defence] = {name: find(DEFENCES, name, "defence") for name in strengths}
-    whole = [name for name, one in chosen.items() if one.acts_on == "whole loss"]
-    if len(whole) > 1:
+    if len(whole := [name for name, one in chosen.items() if one.acts_on == "whole loss"]) > 1:
         raise UserError(f"defend {', '.join(whole)}: each is a whole loss; expected one of them")
     for name, one in chosen.items():
         if not (math.isfinite(strengths[name]) and 0 <= strengths[name] < one.below):

@@ -69,10 +69,8 @@ def library(folder: Path | None = None) -> Path:
         raise CannotBuildError("no C++ compiler")
     # bfloat16 rounded in one instruction
     flags = [*_FLAGS, "-mavx512bf16"] if "avx512_bf16" in _CPU.read_text() else _FLAGS
-    sources = (source.read_bytes() for source in _SOURCES)
-    name = digest(*sources, torch.__version__, str(_TORCH), compiler, *flags)[:16]
-    path = folder / f"kernels-{name}.so"
-    if path.exists():
+    name = digest(*(source.read_bytes() for source in _SOURCES), torch.__version__, str(_TORCH), compiler, *flags)[:16]
+    if (path := folder / f"kernels-{name}.so").exists():
         return path
     logging.getLogger(__name__).info("building %s, once for this torch", path)
     try:

@@ -170,20 +170,17 @@ def _model(spec: str, seed: int, note: str = "") -> Given:
 
 
 def _series(towers: tuple[bool, bool], by_depth: bool) -> str:
-    both = "diffclip-depth" if by_depth else "diffclip"
     names = {(False, False): "clip", (True, False): "diffclip-vision", (False, True): "diffclip-text"}
-    return find_clip(names.get(towers, both)).label
+    return find_clip(names.get(towers, "diffclip-depth" if by_depth else "diffclip")).label
 
 
 def _run(folder: Path, spec: str, seed: int) -> Given:
     """Return a run of ``antiphase train-clip``, whose recipe says what it is and what it was trained on."""
-    recipe = read_recipe(folder)
-    if recipe.get("kind") != "clip":
+    if (recipe := read_recipe(folder)).get("kind") != "clip":
         raise UserError(f"models {spec}: is no CLIP; expected a directory of antiphase train-clip")
     config = as_config(ClipConfig, recipe.get("model"), f"{folder / RECIPE_FILE}: ", ("model",))
     facts: dict[str, Any] = {"trained_on": str(recipe.get("data")), "depth": config.vision.depth}
-    towers = _differential(config)
-    if any(towers):
+    if any(towers := _differential(config)):
         facts |= (config.vision if towers[0] else config.text).model_dump(include={"lambda_init", "lambda_schedule"})
     return given(spec, _series(towers, facts.get("lambda_schedule") == "depth"), seed, **facts)
 

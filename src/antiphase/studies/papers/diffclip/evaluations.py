@@ -286,8 +286,7 @@ def spread(observed: pl.DataFrame) -> pl.DataFrame:
     count = pl.len().cast(pl.Int64)
     means = observed.group_by([*KEYS, SEED, "seed"], maintain_order=True).agg(VALUE.mean(), n=count)
     means = pl.concat([means, _average(means)])
-    by_model = means.group_by([*KEYS, SEED], maintain_order=True)
-    by_model = by_model.agg(VALUE.mean(), pl.sum("n"), deviation=VALUE.std())
+    by_model = means.group_by([*KEYS, SEED], maintain_order=True).agg(VALUE.mean(), pl.sum("n"), deviation=VALUE.std())
     both = {_EVALUATION: pl.col("deviation").pow(2).mean().sqrt(), _TRAINING: VALUE.std()}
     deviations = by_model.group_by(KEYS, maintain_order=True).agg(pl.sum("n"), seeds=count, **both)
     index = [*KEYS, "n", "seeds", "place"]

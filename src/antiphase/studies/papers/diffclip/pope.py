@@ -71,10 +71,9 @@ class VlmBench:
 
     def measure(self, model: TrainVlm) -> list[Evaluate | AttackAnswers]:
         common: dict[str, Any] = {"model": model, "data": self.pope}
-        protocol = {"suffix": self.suffix} if self.suffix else {}
         attack = {"eps": self.eps, "settings": {"steps": self.steps}}
         return [
-            Evaluate(**common, task="pope", limit=self.images, protocol=protocol),
+            Evaluate(**common, task="pope", limit=self.images, protocol={"suffix": self.suffix} if self.suffix else {}),
             AttackAnswers(**common, **attack, limit=self.attacked, suffix=self.suffix),
         ]
 

@@ -133,11 +133,9 @@ def clip_models(profile: Profile, variants: Sequence[str] = diffclip.TWINS) -> l
 
     Of named models, ``variants`` without ``"clip"`` selects those with differential attention.
     """
-    sizes = diffclip.bench(profile)
-    if sizes.given:
-        differential = "clip" not in variants
+    if (sizes := diffclip.bench(profile)).given:
         chosen = (one for one in sizes.given if one.factors().get("lambda_init") is not None)
-        return list(chosen if differential else sizes.given)
+        return list(chosen if "clip" not in variants else sizes.given)
     if profile.name == "paper":
         labels = {find_clip(variant).label for variant in variants}
         return [one for one in released() if one.series in labels]

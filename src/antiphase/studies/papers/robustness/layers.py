@@ -250,9 +250,8 @@ MODEL = ["data", "series", "depth", SEED]
 
 def _layer_cells(profile: Profile) -> list[Cell]:
     sizes = bench(profile)
-    both = [*twins(profile, None), *clip_models(profile)]
     differential = [*twins(profile, None, ["diffvit"]), *clip_models(profile, ["diffclip"])]
-    made = [sizes.sense_of(model, "lipschitz") for model in both]
+    made = [sizes.sense_of(model, "lipschitz") for model in [*twins(profile, None), *clip_models(profile)]]
     return [*made, *(sizes.sense_of(model, "alignment") for model in differential)]
 
 
@@ -288,9 +287,8 @@ def with_lambda(rows: RowsByTable) -> pl.DataFrame:
 
 def excess(maps: pl.DataFrame) -> pl.DataFrame:
     """Return λ of the layer with the largest estimate, less the mean λ over the layers, for each model and image."""
-    steepest = pl.col("lam").sort_by("value", "layer").last()
     groups = maps.drop_nulls("lam").group_by(*MODEL, SAMPLE, maintain_order=True)
-    return groups.agg(value=steepest - pl.col("lam").mean())
+    return groups.agg(value=pl.col("lam").sort_by("value", "layer").last() - pl.col("lam").mean())
 
 
 def _layer_checks(rows: RowsByTable) -> Checks:
@@ -309,12 +307,10 @@ def _steeper(maps: pl.DataFrame) -> Checks:
         pair = ({"series": series}, {"series": base}, VALUE)
         steeper.append(Check(f"L of {series} − {base}{words}", difference(maps.filter(where), *pair), ""))
         if block["layer"].n_unique() > 1:
-            wide = difference(spreads.filter(where), *pair)
-            wider.append(Check(f"spread of L, {series} − {base}{words}", wide, ""))
+            wider.append(Check(f"spread of L, {series} − {base}{words}", difference(spreads.filter(where), *pair), ""))
             most = mean(excesses.filter(where, series=series), {}, VALUE)
             larger.append(Check(f"λ of the steepest layer − mean λ: {series}{words}", most, ""))
-    vits = differential.filter(series="DiffViT")
-    if len(vits):
+    if len(vits := differential.filter(series="DiffViT")):
         deep = vits.filter(depth=vits["depth"].max())
         last = int(deep["layer"].max() or 0)  # type: ignore[arg-type]
         words = f"L(layer 1) − L(layer {last + 1})"
@@ -391,9 +387,8 @@ def _opposed(aligned: pl.DataFrame, places: Sequence[str]) -> Checks:
 
     checks: dict[str, list[Check]] = {}
     if len(vits):
-        depths = sorted(vits["depth"].drop_nulls().unique())
         checks["opposed-at-depth-1"] = dominates(site=SITES, depth=1)
-        checks["opposed-everywhere"] = dominates(site="pixels", depth=depths)
+        checks["opposed-everywhere"] = dominates(site="pixels", depth=sorted(vits["depth"].drop_nulls().unique()))
     if len(clip):
         last = int(clip["layer"].max() or 0)  # type: ignore[arg-type]
         words = f"share(layer 1) − share(layer {last + 1}), pixels"

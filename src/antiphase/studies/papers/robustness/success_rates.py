@@ -255,8 +255,7 @@ def _draw_distances(rows: RowsByTable) -> Artefact:
         means = means.sort("depth", maintain_order=True)
         drawn += panels(means, "mean distance, {data}", "depth", ("depth", "L2 distance"))
         listed += tables(means, "Mean L2 distance, {data}", "cw-mean-{data}", "series", DEPTH, **style)
-        farthest = _farthest(block).with_columns(data=pl.lit(data))
-        if len(farthest):
+        if len(farthest := _farthest(block).with_columns(data=pl.lit(data))):
             title = "L2 distance at which ASR reaches 100 %: mean over seeds, {data}"
             about = {"brackets": "least and largest", **style}
             listed += tables(farthest, title, "cw-all-{data}", "series", DEPTH, **about)
@@ -311,9 +310,8 @@ def _restart_cells(profile: Profile) -> list[Cell]:
 
 def by_protocol(rows: RowsByTable) -> pl.DataFrame:
     """Return a row for each protocol, model, ε and image: ``success`` is the share of runs, ``cell`` lists them."""
-    origins = pl.col("cell").unique().sort()
     grouped = _of_one_training(rows).group_by(["protocol", *_RUN, "eps", "sample"], maintain_order=True)
-    return grouped.agg(pl.col("success").cast(pl.Float64).mean(), origins)
+    return grouped.agg(pl.col("success").cast(pl.Float64).mean(), pl.col("cell").unique().sort())
 
 
 def _of_one_training(rows: RowsByTable) -> pl.DataFrame:
@@ -354,8 +352,7 @@ def _restart_checks(rows: RowsByTable) -> Checks:
         one, three = ({"series": series, "protocol": protocol} for protocol in (AVERAGE, WORST))
         estimate = difference(attacks.filter(pl.col("depth").eq_missing(depth)), three, one, ASR)
         raised.append(Check(f"ASR({series}{known}, {WORST}) − ASR({AVERAGE})", estimate))
-    vits = worst.filter(_IS_VIT)
-    if vits.is_empty():
+    if (vits := worst.filter(_IS_VIT)).is_empty():
         clips = higher(worst, "DiffCLIP", than="CLIP", eps=EPS)
         return {"restarts-raise-asr": raised, "clip-fragile-with-restarts": [no_worse(one, _EQUAL) for one in clips]}
     shallow, small = ([eps for eps in EPS if eps <= most / 255] for most in (2, 1))
