@@ -37,7 +37,16 @@ def differentiable(model: Module) -> Module:
     if not any(weight.is_inference() for _, weight in _weights(model) if not is_lazy(weight)):
         return model
     with torch.inference_mode(mode=False):
+        return copied(model)
+
+
+def copied(model: Module) -> Module:
+    """Return a copy of a model; refuse one that stores a tensor with a graph, such as a map that it keeps to show."""
+    try:
         return copy.deepcopy(model)
+    except RuntimeError as error:
+        why = "it stores a tensor with its graph; clear that, or load the model anew"
+        raise UserError(f"{type(model).__name__}: cannot be copied: {why}") from error
 
 
 def to_evaluation(model: Module) -> Module:

@@ -45,6 +45,7 @@ class V1(nn.Module):
             q = q * self.width**-0.5
         maps = (q @ k.mT).softmax(-1).unflatten(1, (HEADS, 2))
         lam = (self.q1 * self.k1).sum().exp() - (self.q2 * self.k2).sum().exp() + self.lambda_init
+        lam = lam - self.lambda_init if self.mistake == "λ_init forgotten" else lam
         lam = lam.detach() if self.mistake == "λ detached" else lam
         out = (maps[:, :, 0] - lam * maps[:, :, 1]) @ v
         if self.mistake == "factor before the norm":

@@ -16,6 +16,7 @@ from tests.sensitivity import attention_variants as variants
 HERE = Path(__file__).parent
 MISTAKES = {
     "counted from 1": ("λ_init", "0.3555, counted from 1"),
+    "λ_init forgotten": ("λ_init", "lambda_init is 0.2, but λ is 0 with its learned parameters at 0"),
     "λ of zeros": ("λ", "gradient is 0"),
     "λ is a buffer": ("λ", "q1, k1, q2, k2 are buffers"),
     "λ in a list": ("λ", "depends on no parameter"),
@@ -212,3 +213,57 @@ def test_the_command_line_and_its_exit_codes(run_cli, tmp_path):
         assert (code, out, err.strip().count("\n")) == (2, "", 0), err
     with pytest.raises(UserError, match="does not run on tokens"):
         ap.check(nn.Conv2d(3, 4, 3))
+
+
+class OfItsBlock(nn.Module):
+    """V1 with a λ that its block owns."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = WithLambda(), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return x + self.inner(x, self.scale)
+
+
+class WithLambda(variants.Projected):
+    def forward(self, x, lam):
+        one, two, v = self.pairs(x)
+        return self.wo(variants.merge((one - lam * two) @ v))
+
+
+class OfBlocks(nn.Module):
+    image_shape = (1, 8, 8)
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.block = nn.Conv2d(1, variants.DIM, 2, 2), OfItsBlock()
+
+    def forward(self, images):
+        return self.block(self.patches(images).flatten(2).mT).mean(1)
+
+
+def test_whether_a_lambda_from_outside_the_module_is_learned_is_unknown():
+    (layer,) = ap.check(drawn(OfBlocks)).layers
+    (finding,) = [one for one in layer.findings if one.about == "λ"]
+    assert (layer.attention, finding.state) == ("differential", "unknown"), finding
+
+
+@pytest.mark.parametrize("parts", [(1.0, 1.0), (0.5, 0.5)])
+def test_the_scale_of_a_sum_of_scores_is_unknown(parts):
+    class Summed(variants.Projected):
+        def forward(self, x):
+            q, k, v = self.parts(x)
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            maps = (parts[0] * scores + parts[1] * (q @ k.mT * q.shape[-1] ** -0.5)).softmax(-1)
+            return self.wo(variants.merge((maps[:, ::2] - self.lam[:, None, None] * maps[:, 1::2]) @ v))
+
+    (finding,) = [one for one in ap.check(drawn(Summed)).layers[0].findings if one.about == "scale"]
+    assert finding.state == "unknown", finding
+
+
+def test_a_module_that_keeps_a_tensor_with_its_graph_is_refused_in_one_line():
+    module = drawn(lambda: V1(depth=0))
+    module.last = module(torch.randn(2, 5, DIM))
+    with pytest.raises(UserError, match="V1: cannot be copied: it stores a tensor with its graph"):
+        ap.check(module)

@@ -225,3 +225,16 @@ def test_a_clip_that_another_layout_cannot_hold_is_refused(tmp_path):
     new = ap.convert(load_model("open_clip:tiny-vit", random_weights=True, seed=1), "v2")
     with pytest.raises(UserError, match=r"the model has images by .*; expected images by gelu, .* antiphase"):
         ap.models.write_model(new, tmp_path, layout="released")
+
+
+def test_outputs_that_do_not_depend_on_the_image_prove_nothing():
+    vit = ap.models.vit(8)
+    nn.init.zeros_(vit.head.weight)
+    with pytest.raises(UserError, match="its outputs do not depend on its inputs"):
+        ap.convert(vit, "v2")
+
+
+def test_a_transformer_of_timm_without_blocks_is_refused():
+    net = timm.create_model("vit_tiny_patch16_224", depth=0)
+    with pytest.raises(UserError, match="it has no blocks with ordinary weights"):
+        ap.convert(net, "v2")

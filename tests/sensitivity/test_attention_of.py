@@ -1,5 +1,6 @@
 """The kind of attention by what the modules do, and what is left out or refused."""
 
+import copy
 import warnings
 
 import pytest
@@ -221,13 +222,15 @@ class OfTwoLists(nn.Module):
         else:
             other = self.norm(x) if self.how == "normed" else x
             one = parts[0](x, x, x)[0]
-            two = parts[self.how != "twice"](*3 * [x.flip(-1) if self.how == "twice" else other])[0]
+            with torch.set_grad_enabled(self.how != "no_grad"):
+                two = parts[self.how != "twice"](*3 * [x.flip(-1) if self.how == "twice" else other])[0]
+            two = two.detach() if self.how == "detached" else two
         if self.how in ("minus", "functional"):
             return (x + one - self.lam * two).transpose(0, 1)
         return (x + torch.addcmul(one, self.lam, two, value=-1)).transpose(0, 1)
 
 
-@pytest.mark.parametrize("how", ["minus", "functional", "addcmul", "normed", "twice"])
+@pytest.mark.parametrize("how", ["minus", "functional", "addcmul", "normed", "twice", "no_grad", "detached"])
 def test_attention_that_is_subtracted_across_lists_or_within_torch_is_unknown(how):
     net, x = made(OfTwoLists(how), variants.Standard())
     assert attention_of(net, x)[0] == "unknown"
@@ -570,3 +573,151 @@ def test_lambda_follows_the_tokens_and_the_weights():
     module.to_lam.weight.data *= 2
     (maps,) = attention_maps(net, x).values()
     assert_close(maps.lam, module.to_lam(tokens_of(net, x)).sigmoid().mT)
+
+
+class Halves(nn.Module):
+    """A − λ·B of two halves of what one module returns: of its channels, or of a batch that it gets twice."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.lam = how, nn.Parameter(torch.tensor(0.5))
+        self.core, self.out = variants.Standard(), nn.Linear(DIM // 2 if how == "channels" else DIM, DIM)
+
+    def forward(self, x):
+        if self.how == "channels":
+            one, two = self.core(x).chunk(2, -1)
+        else:
+            one, two = self.core(torch.cat([x, x.flip(-1)])).chunk(2)
+        return self.out(one - self.lam * two)
+
+
+@pytest.mark.parametrize("how", ["channels", "batch"])
+def test_attention_whose_halves_are_subtracted_by_another_module_is_unknown(how):
+    net, x = made(Halves(how))
+    assert attention_of(net, x)[0] == "unknown"
+    with pytest.raises(UserError, match="or parts of it are"):
+        attention_maps(net, x)
+
+
+class Logged(variants.Projected):
+    """(A1 + w·A2)·V, with a difference that is only kept, not used."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.kept = weight, None
+
+    def forward(self, x):
+        one, two, v = self.pairs(x)
+        self.kept = (two - one).abs().mean()
+        return self.wo(variants.merge((one + self.weight * two) @ v))
+
+
+def test_a_difference_that_does_not_reach_the_output_decides_nothing():
+    net, x = made(Logged(-0.5))
+    assert attention_of(net, x) == ("differential", (pytest.approx(0.5, rel=1e-4),))
+    net, x = made(Logged(0.5))
+    assert attention_of(net, x) == ("unknown", ())
+
+
+class Turned(variants.Projected):
+    """−(λ·A2 − A1)·V."""
+
+    def forward(self, x):
+        one, two, v = self.pairs(x)
+        return self.wo(variants.merge(-(0.25 * two - one) @ v))
+
+
+def test_a_difference_that_is_turned_round_has_its_own_maps_and_lambda():
+    net, x = made(Turned())
+    assert attention_of(net, x) == ("differential", (pytest.approx(0.25, rel=1e-4),))
+    maps, module = attention_maps(net, x)["blocks.0.attn"], net.blocks[0].attn
+    one, _, _ = module.pairs(net.blocks[0].before(net.embed(x)))
+    assert_close(maps.positive, one)
+
+
+class HiddenMap(variants.Projected):
+    """A1 − λ·A2 with A2 by exp and a sum, which is not seen as a softmax."""
+
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        one, two = (q[:, part::2] @ k[:, part::2].mT * q.shape[-1] ** -0.5 for part in (0, 1))
+        two = two.exp() / two.exp().sum(-1, keepdim=True)
+        return self.wo(variants.merge((one.softmax(-1) - 0.2 * two) @ v))
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, 64])
+def test_a_map_that_is_not_seen_makes_it_unknown_with_many_tokens_too(tokens):
+    net, _ = made(HiddenMap())
+    assert attention_of(net, rand(2, tokens, 5)) == ("unknown", ())
+
+
+class SampleBySample(variants.Projected):
+    """Differential attention of one head in a loop over the samples."""
+
+    def forward(self, x):
+        outputs = []
+        for one in x:
+            q, k, v = self.wq(one), self.wk(one), self.wv(one)
+            maps = [(q[:, part::2] @ k[:, part::2].mT).softmax(-1) for part in (0, 1)]
+            outputs.append(self.wo((maps[0] - 0.5 * maps[1]) @ v))
+        return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("blocks", [(SampleBySample,), (variants.Standard, SampleBySample)])
+def test_attention_in_a_loop_over_samples_is_unknown(blocks):
+    net, x = made(*(block() for block in blocks))
+    assert attention_of(net, x) == ("unknown", ())
+
+
+@pytest.mark.parametrize("way", ["hook", "patch"])
+def test_a_module_of_a_library_that_is_changed_from_outside_is_not_labelled_by_its_class(way, monkeypatch):
+    def subtract(module, args, output):
+        (x,) = args
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in module.qkv(x.flip(-1)).chunk(3, -1))
+        other = (variants.maps_of(q, k) @ v).transpose(1, 2).flatten(2)
+        return output - torch.linspace(0.1, 0.9, DIM).to(x) * other
+
+    forward, module = Attention.forward, Attention(DIM, 2)
+    if way == "hook":
+        module.register_forward_hook(subtract)
+    else:
+        monkeypatch.setattr(Attention, "forward", lambda module, x: subtract(module, (x,), forward(module, x)))
+    net, x = made(module)
+    assert attention_of(net, x) == ("unknown", ())
+
+
+class Projections(nn.Module):
+    """Projections with the usual names, and a second pair of which nothing is used while λ is 0."""
+
+    head_dim = DIM // 2
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q2, self.k2 = (nn.Linear(DIM, DIM) for _ in range(6))
+
+    def forward(self, x):
+        parts = (f(x) for f in (self.q_proj, self.k_proj, self.q2, self.k2, self.v_proj))
+        q, k, q2, k2, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
+        return self.o_proj(((variants.maps_of(q, k) - 0.0 * variants.maps_of(q2, k2)) @ v).transpose(1, 2).flatten(2))
+
+
+def test_the_names_of_projections_do_not_tell_what_lambda_0_hides():
+    net, x = made(Projections())
+    assert attention_of(net, x) == ("unknown", ())
+    with pytest.raises(UserError, match="as of λ = 0"):
+        attention_maps(net, x)
+
+
+class KeepsItsOutput(variants.Standard):
+    kept = None
+
+    def forward(self, x):
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def test_no_graph_is_left_in_what_a_model_keeps():
+    net, x = made(KeepsItsOutput(), KeepsItsOutput())
+    attention_maps(net, x)
+    attention_of(net, x)
+    copy.deepcopy(net)

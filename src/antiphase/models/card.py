@@ -72,8 +72,13 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
 
 
 def is_own_code(model: nn.Module) -> bool:
-    """Return whether any module's class or ``forward`` is not from antiphase or a library that it knows."""
-    return any(_is_users(type(part)) or "forward" in vars(part) for part in model.modules())
+    """Return whether any module's class, ``forward`` or hook is not from antiphase or a library that it knows."""
+    for part in model.modules():
+        if _is_users(type(part)) or _is_users(getattr(type(part), "forward", None)) or "forward" in vars(part):
+            return True
+        if part._forward_hooks or part._forward_pre_hooks:
+            return True
+    return False
 
 
 def named_attention(module: nn.Module) -> bool:
@@ -81,8 +86,8 @@ def named_attention(module: nn.Module) -> bool:
     return bool(_CLASS.search(type(module).__name__))
 
 
-def _is_users(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in _LIBRARIES
+def _is_users(kind: Any) -> bool:
+    return (getattr(kind, "__module__", None) or "torch").partition(".")[0] not in _LIBRARIES
 
 
 def _known(module: nn.Module) -> AttentionKind | None:

@@ -4,7 +4,6 @@ Where λ may be 0 it is, and A2 is a copy of one of the A1 that it serves. Where
 each A2 is a copy of its A1, and twice the output projection undoes the factor 1 − λ. There is no norm behind the heads.
 """
 
-import copy
 import importlib
 import re
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from antiphase.models.preprocessing import Normalized
 from antiphase.models.schemes.libraries import OpenClip
 from antiphase.models.trained import IN_MEMORY, SQUARE
 from antiphase.models.vit import VisionTransformer, VitConfig, build
+from antiphase.modules import copied
 from antiphase.registry import VARIANTS, find
 
 _NAMES = """
@@ -176,6 +176,8 @@ def _timm(net: Any, normalize: Any, spec: str) -> _Source:
         if type(part := net.get_submodule(name)) is not kind:
             _refuse(spec, f"{name} is a {type(part).__name__}; expected timm's {kind.__name__}")
     state = net.state_dict()
+    if "blocks.0.mlp.fc1.weight" not in state:
+        _refuse(spec, "it has no blocks with ordinary weights, as of depth 0 or quantised layers")
     if net.no_embed_class and "pos_embed" in state:
         state["pos_embed"] = nn.functional.pad(state["pos_embed"], (0, 0, 1, 0))
     fields = _fields(spec, state, net, net.blocks[0], (normalize, net.patch_embed.img_size))
@@ -236,7 +238,7 @@ def _fields(spec: str, state: State, net: Any, first: Any, pixels: Any = None) -
 @torch.no_grad()
 def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
     """Refuse a conversion with other outputs; both are run in float64, where rounding does not count."""
-    models = [copy.deepcopy(model).cpu().double().eval() for model in (source, new)]
+    models = [copied(model).cpu().double().eval() for model in (source, new)]
     images = torch.rand(2, *new.image_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     calls: list[Any] = [lambda one: one(images)]
     if isinstance(new, CLIP):
@@ -246,6 +248,8 @@ def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
         gap = float((outputs - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not gap <= _GAP:
             _refuse(spec, f"its outputs would differ by {gap:.2g} of the largest; a part does something else")
+        if torch.equal(expected[0], expected[1]):
+            _refuse(spec, "its outputs do not depend on its inputs, as of a last layer that is 0")
 
 
 def _refuse(spec: str, part: str) -> NoReturn:

@@ -37,6 +37,7 @@ _SHARE = 1e-4  # of the largest λ of a subtrahend; what is smaller is rounding
 _SCALES = (1.0, 0.3, 0.1)  # of the tokens: maps may be too peaked to see all scores
 _LAMBDA = 1e-3  # relative difference of one λ at two inputs
 _ROUNDING = 50  # relative rounding error, in units of the dtype's
+HIDDEN = "does not show its maps"
 HIDES_MAPS = ("flex_attention", "multi_head_attention_forward")  # calls of torch
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
 _MINUS, _MINUS_REVERSED = {"sub", "__sub__", "sub_", "__isub__", "subtract"}, {"rsub", "__rsub__"}
@@ -155,11 +156,13 @@ def is_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output:
 
 
 def attended(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> tuple[int, int] | None:
-    """Return over how many queries and keys a call of torch attends: a softmax of three axes or more, or fused."""
+    """Return over how many queries and keys a call of torch attends: a softmax, of one sample or more, or fused."""
     if func is F.scaled_dot_product_attention:
         sides = dict(zip(("query", "key"), args, strict=False)) | kwargs
         return sides["query"].shape[-2], sides["key"].shape[-2]
-    return output.shape[-2:] if is_softmax(func, args, kwargs, output) and output.ndim > 2 else None
+    if not is_softmax(func, args, kwargs, output) or output.ndim < 2 or (output.ndim == 2 and min(output.shape) < 3):
+        return None
+    return output.shape[-2:] if output.ndim > 2 or output.shape[0] == output.shape[1] else None
 
 
 def pairs_tokens(func: Any, args: tuple[Any, ...], output: Any) -> set[int]:
@@ -183,7 +186,7 @@ def subtraction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 class _Run:
     output: Tensor  # first tensor that the module returned, the batch first
     maps: Maps  # in the order of computation, those of one softmax in the order of its leading axes
-    differences: list[tuple[Tensor, Tensor]]  # both sides of each subtraction
+    differences: list[tuple[Tensor, Tensor, Tensor]]  # both sides of each subtraction, and its result
     computed: list[Tensor]  # what every other call of torch returned
 
 
@@ -204,7 +207,7 @@ class Replay:
     def __call__(self, x: Tensor, replacements: Maps | None = None) -> _Run:
         """Return what the module does on tokens x, with ``replacements`` in place of its own maps."""
         parts: list[Tensor] = []
-        differences: list[tuple[Tensor, Tensor]] = []
+        differences: list[tuple[Tensor, Tensor, Tensor]] = []
         computed: list[Tensor] = []
         hidden: list[str] = []  # why the maps are not all that the module attends by
 
@@ -226,9 +229,10 @@ class Replay:
                 maps, value = _softmax_and_values(*args, **kwargs)
                 return replaced(maps) @ value
             if getattr(func, "__name__", "") in HIDES_MAPS:
-                hidden.append(f"{func.__name__} does not show its maps")
-            differences.extend(filter(None, [subtraction(func, args, kwargs)]))
+                hidden.append(f"{func.__name__} {HIDDEN}")
+            sides = subtraction(func, args, kwargs)
             output = func(*args, **kwargs)
+            differences.extend([] if sides is None else [(*sides, output)])
             if softmax_rows(func, args, kwargs, output):
                 return replaced(output)
             if isinstance(output, Tensor) and output.ndim > 2:
@@ -506,7 +510,7 @@ def _values_are_of_tokens(run: Callable[[Tensor, Maps], _Run], x: Tensor, like: 
         if min(least) > small:
             break
     changes[0][0, token] = changes[0][0, reader] = changes[1][0, reader] = 0  # these may change
-    close = [(change <= 1e-2 * size + small).all() for change, size in zip(changes, least, strict=True)]
+    close = [(change <= 1e-4 * size + small).all() for change, size in zip(changes, least, strict=True)]
     return min(least) > small and all(close)
 
 
@@ -558,15 +562,26 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
             low, high = slopes_of(tensor, u)
             return set(((low < 0) | (high > 0)).nonzero().flatten().tolist())
 
-        sides = [(read(one), read(two)) for one, two in done.differences]
+        def acts(result: Tensor) -> bool:
+            if not result.requires_grad:
+                return False
+            return torch.autograd.grad(done.output.sum(), result, retain_graph=True, allow_unused=True)[0] is not None
+
+        sides: list[tuple[set[int], set[int]]] = []
+        for one, two in [(one, two) for one, two, result in done.differences if acts(result)]:
+            sides.append((read(one), read(two)))
+            if sides[-1][0] and sides[-1][0] == sides[-1][1] and one.shape == two.shape:
+                raise NotAttention("it subtracts maps from themselves")
         written = [(left, right) for left, right in sides if left - right and right - left]
-        for square in [] if written else done.computed:  # maps that enter with positive and with negative weight
-            if square.shape[-2:] == maps.shape[-2:]:
+        weighted: list[tuple[set[int], set[int]]] = []  # maps with positive and negative weight in the last map of both
+        for square in reversed(done.computed):
+            if square.shape[-2:] == maps.shape[-2:] and acts(square):
                 low, high = slopes_of(square, torch.ones_like(square))
-                weight = high - low <= _LAMBDA * high.abs()  # the same for every entry; not so for maps times values
-                signs = (weight & (high > 0), weight & (high < 0))
-                written.append(tuple(set(sign.nonzero().flatten().tolist()) for sign in signs))  # pyright: ignore
-        return grams, written
+                same = high - low <= _LAMBDA * high.abs()  # for every entry; not so for maps times values
+                plus, minus = (set((same & sign).nonzero().flatten().tolist()) for sign in (high > 0, high < 0))
+                if plus and minus and not any((plus | minus) & (one | two) for one, two in weighted):
+                    weighted.append((plus, minus))
+        return grams, [pair for pair in written if pair[::-1] not in weighted] + weighted
 
 
 def _in_proportion(run: Replay, x: Tensor, small: float) -> bool:

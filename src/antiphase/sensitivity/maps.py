@@ -135,6 +135,8 @@ def observe(
         if minus is not None and minus[0].shape == minus[1].shape:
             subtracted.add(minus[0].shape)
         queries, keys = detection.attended(func, args, kwargs, output) or (0, 0)
+        if isinstance(inputs, Tensor) and isinstance(output, Tensor) and output.shape == (len(inputs), len(inputs)):
+            queries = keys = 0  # probabilities of as many classes as images
         single.update(inside if queries == 1 < keys else ())
         if queries != keys > 2 and not inside:  # no map of all tokens, as of chunks of queries or of pooling
             paired[-1].add(keys)
@@ -200,11 +202,15 @@ def observe(
             raise UserError(f"{why}; expected {fix}") from error
     calls, others = _attention_calls(exits)
     alike = [{*map(_block_name, calls)}, {tuple(re.findall(r"\d+", one.name)) for one in calls}]
-    several = min(map(len, alike)) < len(calls) or subtracted & {one.output.shape for one in calls}
+    several = min(map(len, alike)) < len(calls) or any(len(shape) > 2 for shape in subtracted)
     if watch and (several or shown) and is_own_code(model):
         with suppress(*() if several else (RuntimeError,)):  # it may have no gradients
             _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
-    reason = "its output is subtracted from that of other attention, or the other way round, or its maps are used"
+        for kept in itertools.chain.from_iterable((part._buffers, vars(part)) for part in parts):  # without graphs
+            kept.update({key: x.detach() for key, x in kept.items() if isinstance(x, Tensor) and not x.is_leaf})
+    reason = (
+        "its output is subtracted from that of other attention, or parts of it are, or may be, or its maps are used"
+    )
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]
     calls = [one for one in calls if one.module not in _SUBTRACTED]
     inner = {id(part) for one in calls for part in one.module.modules()}
@@ -335,7 +341,9 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         generator = torch.Generator().manual_seed(5)
         seeds = [torch.randn(one.shape, generator=generator).to(one) for one in ends]
         keep: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
-        slopes = torch.autograd.grad(ends, leaves, seeds, **keep) if ends else ()
+        slopes = (
+            torch.autograd.grad(ends, leaves, seeds, **keep) if ends and leaves else [*map(torch.zeros_like, leaves)]
+        )
         used = torch.autograd.grad(ends[:1], [leaf for _, leaf in beside], seeds[:1], **keep) if ends and beside else ()
     numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
     subtracted = {module for (module, _), slope in zip(beside, used, strict=False) if slope.any()}
@@ -343,12 +351,17 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
         left, right = (_leaves_of(side, numbers) for side in sides)
         if left - right and right - left:
             subtracted |= {modules[number] for number in left ^ right}
+        elif left and left == right and sides[0].shape == sides[1].shape:  # two parts of the last output, as halves
+            last = leaves[max(left)]
+            parts = [torch.autograd.grad(side, last, torch.rand_like(side), **keep)[0] != 0 for side in sides]
+            subtracted |= set() if (parts[0] & parts[1]).any() else {modules[max(left)]}
     for (i, one, left), (j, two, right) in itertools.combinations(zip(itertools.count(), modules, slopes), 2):
         near = j == i + 1 or (one is not two and blocks[one] == blocks[two]) or places[one] == places[two]
         if near and left.shape == right.shape:
             signs = {*(left * right).sign().unique().tolist()} - {0.0}
             cosine = F.cosine_similarity(left.flatten(), right.flatten(), dim=0)
-            subtracted |= {one, two} if cosine < _OPPOSED or signs == {-1.0} else set()
+            unseen = one is not two and places[one] == places[two] and not (left.any() and right.any())  # as of no_grad
+            subtracted |= {one, two} if unseen or cosine < _OPPOSED or signs == {-1.0} else set()
     return subtracted
 
 
@@ -421,13 +434,14 @@ def attention_of(
     kinds: set[AttentionKind] = {by_class[module] for module in known}
     parts_of_known = {part for module in known for part in module.modules() if part not in _SUBTRACTED}
     pooled = [one.module for one in left_out if one.why == "pooling"]
-    refused = [one.module for one in left_out if one.why != "pooling" and not (calls and one.why == "pairs")]
+    refused = [one.module for one in left_out if one.why != "pooling"]
     lambdas = []
     for one in calls:
         try:
             with gradients(enabled=False):
                 lam = take_apart(one).lam
         except UserError:
+            kinds |= {"unknown"} if is_own_code(one.module) else set()
             refused.append(one.module)
             continue
         kinds.add("softmax" if lam is None else "differential")
@@ -453,6 +467,12 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     if adapter is None or isinstance(adapter, str):
         raise LeftOut(call.name, call.module, "unknown").error
     ours = getattr(adapter, "__module__", "").startswith("antiphase.sensitivity.")
+    if ours and is_own_code(call.module) and call.module not in detection.DETECTIONS:  # it may do something else
+        try:
+            detection.DETECTIONS[call.module] = detection.examine(call)
+        except detection.NotAttention as reason:
+            if not str(reason).endswith(detection.HIDDEN):
+                raise LeftOut(call.name, call.module, "other", str(reason)).error from None
     adapter = detection.detected_layer if ours and call.module in detection.DETECTIONS else adapter
     try:
         return _split(adapter, call, check)

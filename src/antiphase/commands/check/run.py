@@ -1,6 +1,5 @@
 """The work of ``antiphase check``: build a module, find its attention, and say what is off."""
 
-import copy
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from antiphase.errors import UserError, first_line
 from antiphase.models import load_model
 from antiphase.models.schemes.python_code import split_spec
 from antiphase.models.schemes.scheme import Wanted
+from antiphase.modules import copied
 from antiphase.registry import MODELS, find
 from antiphase.sensitivity import detection
 from antiphase.sensitivity.attention_adapters import find_adapter, guessed
@@ -86,7 +86,7 @@ class _Examination:
         self.maps: Tensor = self.replay(self.replay.tokens).maps
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         self.tensors = {name: one for name, one in named if one.is_floating_point()}
-        self.lam = self.lambda_now().detach()
+        self.lam, self.differs = self.lambda_now().detach(), ""
 
     def result(self, index: int | None) -> LayerCheck:
         if not detection.averages(self.replay, self.replay.tokens, self.maps):
@@ -94,6 +94,7 @@ class _Examination:
             return LayerCheck(self.call.name, "differential", (Finding("difference", "off", why),))
         norm, ratio = self.norm(), len(self.detection.positive) // len({*self.detection.negative})
         initial = self.initial(learned := self.learned())
+        by_depth = Finding("λ_init", "off", self.differs) if self.differs else _by_depth(initial, index)
         early, factor = self.factor(initial) if norm else (False, None)
         rescaled = factor is not None and abs(factor - 1) > _SAME
         integral = self.detection.integral
@@ -107,9 +108,9 @@ class _Examination:
             findings.append(unwanted if norm else _of_norm(norm))
         elif early and not rescaled and not integral:
             why = f"1 − λ_init = {1 - (initial or 0.0):.4g}, which comes before it; multiply behind the norm"
-            findings += [_by_depth(initial, index), Finding("norm", "off", f"it removes the factor {why}")]
+            findings += [by_depth, Finding("norm", "off", f"it removes the factor {why}")]
         else:
-            findings += [_by_depth(initial, index), _of_norm(norm)]
+            findings += [by_depth, _of_norm(norm)]
             findings += [] if integral or norm is False else [_of_factor(factor, initial)]
         return LayerCheck(self.call.name, "differential", tuple(findings), variant, float(self.lam.mean()))
 
@@ -166,20 +167,28 @@ class _Examination:
         why = f"no gradient reaches {listed(readers)}; look for detach, .data, .item() or no_grad"
         if not readers:
             zero = self.tensors and read(*self.tensors)
-            why = "its gradient is 0 here, as of a product of zeros" if zero else "it depends on no parameter"
+            why = "its gradient is 0 here, as of a product of zeros" if zero else "it depends on no parameter here"
+            others = [one for one in (*self.call.args, *self.call.kwargs.values()) if isinstance(one, Tensor)]
+            if any(one.is_floating_point() and not self.call.is_tokens(one) for one in others):
+                return Finding("λ", "unknown", f"{text}; whether what the module is given beside its tokens moves it")
         elif not any(self.tensors[name].requires_grad for name in readers):
             why = f"{listed(readers)} are buffers, or requires_grad is False; expected an nn.Parameter"
         return Finding("λ", "off", f"{text}; it never moves: {why}")
 
     def initial(self, learned: list[str]) -> float | None:
-        """Return λ_init: an attribute of this name, or λ with the parameters that it is learned from at 0."""
-        for part in self.module.modules():
-            value: Any = getattr(part, "lambda_init", None)
-            if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
-                return float(value)
+        """Return λ_init: an attribute of this name, or λ with the parameters that it is learned from at 0.
+
+        Where λ is of products of parameters, as V1's, these two are to be equal; ``self.differs`` says if they are not.
+        """
+        values: Any = (getattr(part, "lambda_init", None) for part in self.module.modules())
+        values = (one.item() if isinstance(one, Tensor) and one.numel() == 1 else one for one in values)
+        stated = [float(one) for one in values if isinstance(one, int | float)]
         lam = self.lambda_with(learned, 0.0)
-        same = self.detection.lam is not None and (lam - lam.mean()).abs().max() < 1e-6 < lam.mean().abs()
-        return float(lam.mean()) if same else None
+        same = self.detection.lam is not None and (lam - lam.mean()).abs().max() < 1e-6
+        value = float(lam.mean()) if same else None
+        if stated and value is not None and len(learned) > 1 and abs(stated[0] - value) > _SAME:
+            self.differs = f"lambda_init is {stated[0]:.4g}, but λ is {value:.4g} with its learned parameters at 0"
+        return stated[0] if stated else value if value and abs(value) > 1e-6 else None
 
     def norm(self) -> bool | None:
         """Return whether the output forgets the size of the difference, or is linear in it; None if neither."""
@@ -295,6 +304,8 @@ def score_scales(calls: list[TorchCall]) -> list[tuple[float, int] | None]:
             state = states[0][0] * states[1][0], width
         elif states and (number := one.number) is not None:
             state = states[0][0] * number, states[0][1]
+        elif len(states) > 1 and states[0][1] and re.search("add|sub", one.name):
+            pass  # a sum of scores
         elif states and all(other == states[0] for other in states) and _KEEPS.fullmatch(one.name):
             state = states[0]
         elif len(states) == 1 and _TIMES.fullmatch(one.name):  # such as by cosines of rotary positions
@@ -358,7 +369,7 @@ def check(model: Any, **options: Any) -> ModuleCheck:
     """
     is_module = isinstance(model, nn.Module)
     chosen = CheckOptions(model=type(model).__name__ if is_module else model, **options)
-    return _checked(chosen, copy.deepcopy(model) if is_module else None)
+    return _checked(chosen, copied(model) if is_module else None)
 
 
 def answer(options: CheckOptions, _: str) -> Answer:
