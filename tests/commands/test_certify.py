@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from antiphase.commands.certify import CertifyOptions
-from antiphase.commands.certify.run import curve, curve_figure, run, smoothed_rows, summarise_certificates
+from antiphase.commands.certify.run import _decided, curve, curve_figure, run, smoothed_rows, summarise_certificates
 from antiphase.commands.lineup import Lineup
 from antiphase.data import load_data
 from antiphase.models import diffvit, load_model, vit
@@ -107,7 +107,7 @@ def test_the_curve_by_hand():
     radius, correct = np.array([0.0, 0.1, 0.2, 0.3, 0.0]), np.array([True, True, False, True, False])
     points = curve(radius, correct, [0.0, 0.1, 0.15, 0.3, 0.31])
     assert points["value"].to_list() == [0.6, 0.4, 0.2, 0.2, 0.0]
-    assert points["low"][1], points["high"][1] == (proportion(2, 5).low, proportion(2, 5).high)
+    assert (points["low"][1], points["high"][1]) == (proportion(2, 5).low, proportion(2, 5).high)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30))
@@ -210,3 +210,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, run_cli, pair, argument
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert named in err
     assert not (tmp_path / "o").exists()
+
+
+def test_a_difference_of_certified_accuracy_is_decided_with_the_exact_test():
+    """5 images of 24 against none: Newcombe's interval lies above 0, McNemar's p is 0.0625."""
+    smoothing, certain, never = Smoothing(0.25, samples=10), [1] * 5 + [-1] * 19, [-1] * 24
+    rows = pl.concat([_rows("a", [1] * 24, certain, [0.01] * 24), _rows("b", [1] * 24, never, [0.0] * 24)])
+    (first, *_) = summarise_certificates(rows, smoothing)["comparisons"]
+    assert (first["p"], first["low"] > 0) == (pytest.approx(0.0625), True)
+    assert _decided([first]) == [0]

@@ -1,5 +1,6 @@
 """The page of all cards below a folder: its rows, and sorting in a real browser."""
 
+import copy
 import io
 import json
 from urllib.parse import unquote
@@ -7,7 +8,7 @@ from urllib.parse import unquote
 import polars as pl
 import pytest
 
-from antiphase.commands.audit.card import read_card, write_card
+from antiphase.commands.audit.card import RobustnessCard, read_card, write_card
 from antiphase.commands.leaderboard import LeaderboardOptions
 from antiphase.commands.leaderboard.run import answer, rankings, rows_of
 from tests import needs
@@ -153,3 +154,20 @@ def test_equal_robust_accuracies_share_a_rank_and_a_difference_stands_in_its_row
     rows = rows_of({path: read_card(path)})
     same = [row._replace(model=row.model.model_copy(update={"weights": row.model.weights[::-1] + "0"})) for row in rows]
     assert [line["rank"] for line in rankings([*rows, *same], cards)[0]["lines"]] == [1, 1, 3, 3]
+
+
+def test_models_are_ranked_on_the_same_images_and_patches_of_one_width(cards):
+    told = json.loads((cards / "one" / "card.json").read_text())
+    for model in told["models"]:
+        model["rates"] = [{**model["rates"][0], "attack": "patch"}]
+    told["attack"]["settings"]["patch"] = {"width": 2}
+    changes = {"same": {}, "wider": {"width": 6}, "others": {"fingerprint": "f" * 64}}
+    boards = {}
+    for name, change in changes.items():
+        copied = copy.deepcopy(told) | {"differences": []}
+        copied["attack"]["settings"]["patch"].update({key: value for key, value in change.items() if key == "width"})
+        copied["data"].update({key: value for key, value in change.items() if key != "width"})
+        boards[name] = RobustnessCard.model_validate(copied)
+    drawn = rankings(rows_of({cards / name / "card.json": card for name, card in boards.items()}), cards)
+    assert [len(board["lines"]) for board in drawn] == [2] * 3
+    assert {board["norm"] for board in drawn} == {"L∞, 2 × 2 pixels", "L∞, 6 × 6 pixels"}

@@ -1,10 +1,12 @@
 import json
 
+import numpy as np
 import polars as pl
 import pytest
+from scipy import stats
 
 from antiphase.errors import UserError
-from antiphase.evaluation.rates import ROW_SCHEMA, by_seed, clean_accuracy, compare, rates, summarise_rates
+from antiphase.evaluation.rates import ROW_SCHEMA, by_seed, clean_accuracy, compare, over_images, rates, summarise_rates
 from antiphase.statistics.decisions import mcnemar_exact
 from antiphase.statistics.intervals import paired_difference, proportion
 
@@ -176,3 +178,16 @@ def test_summary_of_one_model_has_no_comparisons_and_needs_its_rows():
 )
 def test_only_trainings_with_several_seeds_are_a_family(models, families):
     assert by_seed([{"name": name, "seed": seed, "attention": "softmax"} for name, seed in models]) == families
+
+
+def test_an_interval_over_images_is_newcombe_s_for_one_pair_and_student_s_t_for_several():
+    rows = table(*DIFF, *VIT)
+    (one,) = over_images(rows, [("diffvit-0", "vit-0")]).rows(named=True)
+    expected = paired_difference(np.array([1, 1, 1, 1, 0], bool), np.array([0, 1, 0, 1, 0], bool))
+    assert (one["image_low"], one["image_high"]) == (expected.low, expected.high)
+    (two,) = over_images(rows, [("diffvit-0", "vit-0"), ("diffvit-0", "vit-0")]).rows(named=True)
+    d = np.array([1.0, 0.0, 1.0, 0.0, 0.0])
+    half = stats.t.ppf(0.975, 4) * d.std(ddof=1) / 5**0.5
+    assert (two["image_low"], two["image_high"]) == pytest.approx((d.mean() - half, min(d.mean() + half, 1.0)))
+    (single,) = over_images(rows.filter(sample=10), [("diffvit-0", "vit-0")] * 2).rows(named=True)
+    assert (single["image_low"], single["image_high"]) == (-np.inf, np.inf)

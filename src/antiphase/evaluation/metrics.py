@@ -14,7 +14,7 @@ from torch import Tensor
 from antiphase.data.sources import EMOJI_SETS, MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
 from antiphase.statistics import intervals
-from antiphase.statistics.decisions import mcnemar_clustered, mcnemar_exact
+from antiphase.statistics.decisions import interval_p, mcnemar_clustered, mcnemar_exact
 from antiphase.statistics.seeds_by_images import crossed_mean
 
 Numbers = Int64[Tensor, " n"]
@@ -131,7 +131,8 @@ def difference(metric: Metric, twin: Metric) -> tuple[intervals.Estimate, float 
 
     Hits of one seed have Newcombe's interval for paired proportions and, if all units count alike, the exact McNemar
     p; all else Student's t over the differences. The captions of an image, or the questions about one, are one draw:
-    Student's t over the images, without a p, or if the metric is tested, with an exact one.
+    Student's t over the images, with its p, or if the metric is tested, with an exact one. So have classes that count
+    alike. None: the p that belongs to the interval at n − 1 degrees of freedom.
     """
     both = metric.values.join(twin.values, on=["seed", "unit"], suffix="_twin", how="inner")
     if not len(both) == len(metric.values) == len(twin.values):
@@ -148,7 +149,13 @@ def difference(metric: Metric, twin: Metric) -> tuple[intervals.Estimate, float 
     if hits and not metric.by_group and not metric.clustered:
         return intervals.paired_difference(one, two), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
-    return intervals.as_difference(_mean(_over_seeds(apart, metric), metric)), p
+    units = _over_seeds(apart, metric)
+    whole = _mean(units, metric)
+    if p is None and metric.by_group:
+        p = interval_p(*intervals.with_degrees(units["value"].to_numpy(), units["group"].to_numpy()))
+    elif p is None and metric.clustered:
+        p = interval_p(whole, both["group"].n_unique() - 1)
+    return intervals.as_difference(whole), p
 
 
 def summarise_tasks(

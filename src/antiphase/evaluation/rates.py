@@ -15,6 +15,7 @@ import polars as pl
 from antiphase.errors import UserError
 from antiphase.statistics import intervals
 from antiphase.statistics.decisions import decide, mcnemar_exact
+from antiphase.statistics.seeds_by_images import crossed_mean
 
 MODEL_SCHEMA: dict[str, Any] = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
 _CELL = {"attack": pl.String, "norm": pl.String, "eps": pl.Float64}
@@ -169,16 +170,20 @@ def family_comparisons(comparisons: pl.DataFrame, families: Families) -> pl.Data
 def over_images(rows: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:
     """Average the paired differences of ASR over the pairs, with an interval over the images for these weights.
 
-    With dᵢ the mean difference at image i, it is d̄ ± 1.96·s/√n, clipped to [−1, 1]: ``image_low, image_high``.
+    For one pair it is Newcombe's; for several, with dᵢ the mean difference at image i, that of
+    :func:`~antiphase.statistics.seeds_by_images.crossed_mean`, clipped to [−1, 1]: ``image_low, image_high``.
     """
+    if len(pairs) == 1:
+        return compare(rows, *pairs[0]).select(*_CELL, image_low="low", image_high="high")
     success = pl.col("success").cast(pl.Float64)
     sides = [(name, sign) for pair in pairs for name, sign in zip(pair, (1.0, -1.0), strict=True)]
     signed = [rows.filter(model=name).select(*_CELL, "sample", signed=sign * success) for name, sign in sides]
     images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=pl.sum("signed") / len(pairs))
-    half = 1.96 * pl.std("d") / pl.len().sqrt()
-    return images.group_by(*_CELL, maintain_order=True).agg(
-        image_low=(pl.mean("d") - half).clip(lower_bound=-1.0), image_high=(pl.mean("d") + half).clip(upper_bound=1.0)
-    )
+    spans = []
+    for key, block in images.group_by(*_CELL, maintain_order=True):
+        span = intervals.as_difference(crossed_mean(block["d"].to_numpy()[None]))
+        spans.append((*key, span.low, span.high))
+    return pl.DataFrame(spans, [*_CELL, "image_low", "image_high"], orient="row")
 
 
 def _family(column: str, families: Families) -> pl.Expr:

@@ -164,19 +164,25 @@ def mean_over_groups(values: Values, groups: Int64[np.ndarray, " samples"]) -> E
     variance with one more value on either side, (n_g + 1)/(n_g + 2)², since 0 hits of 15 do not imply a rate of 0; a
     group of one sample the mean variance of the others and their n − G degrees; infinite if there are none.
     """
+    return with_degrees(values, groups)[0]
+
+
+def with_degrees(values: Values, groups: Int64[np.ndarray, " samples"]) -> tuple[Estimate, float]:
+    """Return :func:`mean_over_groups` with the degrees of freedom of its interval."""
     if not len(values):
         raise ValueError("a mean over no samples")
     _, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
     means = np.bincount(place, values) / counts
     value, degrees = float(means.mean()), len(values) - len(counts)
     if not degrees:
-        return Estimate(value, -math.inf, math.inf, len(values))
+        return Estimate(value, -math.inf, math.inf, len(values)), 0.0
     within = np.bincount(place, np.square(values - means[place])) / np.maximum(counts - 1, 1)
     within = np.where(within > _NO_WIDTH, within, (counts + 1) / (counts + 2) ** 2)
     within = np.where(counts > 1, within, within[counts > 1].mean())
     parts = within / counts
-    effective_degrees = float(parts.sum() ** 2 / (parts**2 / np.where(counts > 1, counts - 1, degrees)).sum())
-    return _around(value, student_t(effective_degrees) * math.sqrt(float(parts.sum())) / len(counts), len(values))
+    effective = float(parts.sum() ** 2 / (parts**2 / np.where(counts > 1, counts - 1, degrees)).sum())
+    half = student_t(effective) * math.sqrt(float(parts.sum())) / len(counts)
+    return _around(value, half, len(values)), effective
 
 
 def _left_out(parts: np.ndarray, statistic: Statistic) -> Values:

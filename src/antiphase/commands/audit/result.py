@@ -149,7 +149,14 @@ class AuditResult(Result):
         title = answer("audit.txt", "title_alone", {"model": model}, **middle)
         shown = rates.with_columns(decided=1, difference="value")
         plot = partial(self._plot, "answer-0", [model], [[model]], shown, shown, middle["eps"])
-        return [Headline(title, _words("lead_alone", **middle), plot=plot)]
+        return [Headline(title, _words("lead_alone", **middle), _words("condition", **self._condition), plot)]
+
+    @property
+    def _condition(self) -> dict[str, Any]:
+        settings = self.record["settings"].get(self._attack[0], self.record["settings"])
+        condition = words.attack_condition(*self._attack, settings.get("steps"))
+        condition += f", {width} × {width} pixels" if (width := settings.get("width")) else ""
+        return {"images": self.accuracy["n"].max(), "condition": condition, "seeds": 0}
 
     def _headline(self, place: int, names: tuple[Any, ...], comparison: tuple[Sequence[Any], pl.DataFrame]) -> Headline:
         """Compare two models, or two families over pairs of their models, from the differences at each ε."""
@@ -166,9 +173,7 @@ class AuditResult(Result):
             for attack, rows in frame.group_by(_ATTACK, maintain_order=True)
         ]
         values |= {"seeds": 0 if "p_value" in quoted else quoted["n"], "least_seeds": LEAST_SEEDS}
-        settings = self.record["settings"]
-        condition = words.attack_condition(*self._attack, settings.get(self._attack[0], settings).get("steps"))
-        values |= {"images": self.accuracy["n"].max(), "condition": condition}
+        values = self._condition | values
         title, lead = answer("audit.txt", "title", named, **values), _words("lead", **values | named)
         plot = partial(self._plot, f"answer-{place}", names, sides, differences, single, quoted["eps"])
         return Headline(title, lead, _words("condition", **values), plot)

@@ -23,6 +23,7 @@ from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import Part, Rows, rows_of, sense
 from antiphase.data import ImageSet
+from antiphase.data.images import content_key
 from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import MODEL_SCHEMA, Pairs, clean_accuracy, not_above_chance
 from antiphase.models.card import card_of
@@ -36,7 +37,7 @@ from antiphase.sensitivity.layers import eager_attention
 from antiphase.sensitivity.lipschitz import Linearisation, power_iteration
 from antiphase.sensitivity.smoothing import Smoothing, smooth
 from antiphase.sensitivity.theory import estimated_radius, margins
-from antiphase.statistics.decisions import decide
+from antiphase.statistics.decisions import decide, mcnemar_exact
 from antiphase.statistics.intervals import paired_difference, proportion
 from antiphase.store import Cache, slice_size
 
@@ -117,7 +118,7 @@ def smoothed_rows(
     name: str, model: nn.Module, data: ImageSet, smoothing: Smoothing, options: CertifyOptions, process: Process
 ) -> pl.DataFrame:
     """Smooth this process's share of the images that are not on disk yet; return the rows of all."""
-    identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": data.fingerprint()}
+    identity = {"version": CELL_VERSION, "model": fingerprint(model), "data": content_key(data)}
     cache = Cache(options.out, asdict(smoothing) | identity, _CELL_SCHEMA, data.ids.tolist(), process)
     title = "" if options.quiet or not process.first else f"{name} σ={smoothing.sigma:g}"
     with cache.filling(slice_size(data.image_shape)) as parts:
@@ -180,7 +181,7 @@ def paired_differences(rows: pl.DataFrame, pairs: Pairs, radii: Sequence[float])
         for radius in radii:
             certified = [hits & (size >= radius) for hits, size in zip(right, sizes, strict=True)]
             about = {"model": model, "against": against, "radius": radius}
-            differences.append(about | asdict(paired_difference(*certified)))
+            differences.append(about | asdict(paired_difference(*certified)) | {"p": mcnemar_exact(*certified)})
     return differences
 
 
@@ -198,7 +199,7 @@ class CertifyResult(Result):
         named = [model["name"] for model in models]
         values = self.summary["smoothing"] | {"models": models, "n": models[0]["smoothed_accuracy"]["n"]}
         if comparisons:
-            shown, signs = comparisons, decide(list(map(estimate_of, comparisons)))
+            shown, signs = comparisons, _decided(comparisons)
             quoted = quoted_place(signs)
             names: dict[str, str] = dict(zip(("model", "against"), named, strict=True))
             title = answer("certify.txt", "title", names, **shown[quoted] | {"decided": signs[quoted]})
@@ -277,11 +278,16 @@ def _rate(row: Mapping[str, Any]) -> Field:
     return Field(text) if row["head"] in ("mean R", *_ESTIMATED.values()) else rate_field(row)
 
 
+def _decided(comparisons: Sequence[Mapping[str, Any]]) -> list[int]:
+    return decide(list(map(estimate_of, comparisons)), [row.get("p") for row in comparisons])
+
+
 def _differences(comparisons: Sequence[Mapping[str, Any]]) -> list[Table]:
     if not comparisons:
         return []
     frame = pl.DataFrame(comparisons)
-    decided = pl.Series(decide(list(map(estimate_of, comparisons))))
-    shown = frame.with_columns(pl.format("{} − {}", "model", "against").alias("same images"), decided=decided)
+    shown = frame.with_columns(
+        pl.format("{} − {}", "model", "against").alias("same images"), decided=pl.Series(_decided(comparisons))
+    )
     title = "Difference from the twin, points, by L2 radius; pale: not decided"
     return [tabulate("difference", title, shown, ["same images"], "radius", difference_field, "{:g}".format, frame)]

@@ -195,7 +195,7 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[figures.Fa
         p = Field("–" if row["p"] is None else p_text(row["p"]))
         rows.append((*sides, Field(f"{row['data']}: {heading(row)}", kind="word"), difference_field(row), p))
     csv = pl.DataFrame(differences, infer_schema_length=None).write_csv()
-    columns = ("model", "twin", "number", "difference, points", "p (McNemar)")
+    columns = ("model", "twin", "number", "difference, points", "p")
     return Table("differences", "Differences to the twins, on the same images", columns, tuple(rows), csv)
 
 

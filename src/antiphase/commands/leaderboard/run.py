@@ -103,14 +103,16 @@ def rows_of(cards: Mapping[Path, RobustnessCard]) -> list[Row]:
 
 def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
     """Return a ranking for each data set, norm and ε, the most robust first; links start from ``folder``."""
-    boards: dict[tuple[str, str, float], dict[Any, list[Row]]] = {}
+    boards: dict[tuple[str, str, float, str], dict[Any, list[Row]]] = {}
     for row in rows:
         data = row.card.data
-        place = (f"{data.dataset} ({data.split})", NORMS[row.rates.norm], row.rates.eps)
-        same = (row.model.weights, data.fingerprint, row.control)
-        boards.setdefault(place, {}).setdefault(same, []).append(row)
+        about = row.card.attack.settings.get(row.rates.attack)
+        width = about.get("width") if isinstance(about, dict) else None
+        norm = NORMS[row.rates.norm] + (f", {width} × {width} pixels" if width else "")
+        place = (f"{data.dataset} ({data.split}, {data.n:,} images)", norm, row.rates.eps, data.fingerprint)
+        boards.setdefault(place, {}).setdefault((row.model.weights, row.control), []).append(row)
     drawn = []
-    for (data, norm, eps), models in sorted(boards.items()):
+    for (data, norm, eps, _), models in sorted(boards.items()):
         lines = _ranked(models.values(), folder)
         cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
         means = [
