@@ -157,6 +157,7 @@ def test_options_come_from_a_file_and_what_is_typed_counts_more(folder, run_cli)
         ("limit = 0", "limit 0: expected an integer of at least 1"),
         ('eps = ["1/0"]', "eps '1/0'"),
         ('out = ["a", "b"]', "out is a list; expected one value"),
+        ("batch_size = 3\nbatch-size = 4", "'batch-size' is given twice, in two spellings; keep one"),
     ],
 )
 def test_a_file_of_options_that_is_wrong_is_one_line(folder, run_cli, text, message):

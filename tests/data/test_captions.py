@@ -259,3 +259,11 @@ def test_a_table_that_is_absent_or_no_text_is_one_line(tmp_path):
     (tmp_path / "bad.csv").write_bytes(b"image,caption\na.png,\xff\n")
     with pytest.raises(UserError, match=r"cannot be read .*utf-8.*; give a table in UTF-8"):
         csv_pairs(tmp_path / "bad.csv", "train")
+
+
+@pytest.mark.parametrize("column", ["split", "set", "subset"])
+def test_a_table_of_several_splits_or_with_a_column_twice_is_refused(table, column):
+    with pytest.raises(UserError, match=f"has a column {column}; expected one split"):
+        csv_pairs(table(f"image,caption,{column}\na.png,a cat,train\nc.png,a dog,test\n"), "test")
+    with pytest.raises(UserError, match="has the column caption twice"):
+        csv_pairs(table("image,caption,caption\na.png,a cat,a pet\n"), "test")

@@ -58,6 +58,11 @@ def test_records_in_llava_s_layout(folder):
         ("llava:x.json?images=pictures", {"id": 1, "conversations": said("a")}, "no conversation in x.json"),
         (
             "llava:x.json?images=pictures",
+            {"id": 1, "images": ["0.png"], "conversations": said("a", "b")},
+            "it has images or a video; expected one image",
+        ),
+        (
+            "llava:x.json?images=pictures",
             {"id": 1, "conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "b"}]},
             "the messages are not from human and gpt in turn",
         ),

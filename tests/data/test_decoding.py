@@ -76,6 +76,14 @@ def test_16_bits_are_scaled_instead_of_clipped_to_white(tmp_path, suffix):
     assert (decode(tmp_path / f"a{suffix}", Square(7), 3) == round(40_000 / 65_535 * 255)).all()
 
 
+def test_16_bits_in_which_0_is_white_are_inverted(tmp_path):
+    picture = Image.fromarray(np.full((7, 7), 65_535 - 40_000, dtype=np.uint16))
+    picture.save(tmp_path / "a.tif", tiffinfo={262: 0})
+    with Image.open(tmp_path / "a.tif") as again:
+        assert again.tag_v2[262] == 0
+    assert (decode(tmp_path / "a.tif", Square(7), 3) == round(40_000 / 65_535 * 255)).all()
+
+
 def test_pixels_of_unknown_range_are_refused(tmp_path):
     for values in (np.full((7, 7), 40_000, np.int32), np.full((7, 7), 0.5, np.float32)):
         Image.fromarray(values).save(tmp_path / "a.tif")

@@ -338,3 +338,10 @@ def test_files_of_a_class_whose_names_are_no_pictures_are_counted(tmp_path, writ
     counted = ("without a suffix", ".1", ".jpg_large", ".webp_original", ".bmp_")
     assert all(f"'{kind}': 1" in str(warning.message) for kind in counted)
     assert "txt" not in str(warning.message)
+
+
+def test_class_folders_next_to_a_split_are_left_out_with_a_warning(tmp_path, write_image):
+    for k, file in enumerate(["test/a/1.png", "test/b/1.png", "a/2.png", "b/2.png"]):
+        write_image(tmp_path / file, k)
+    with pytest.warns(UserWarning, match="left out a, b, which name no split"):
+        assert len(load_data(f"folder:{tmp_path}")) == 2

@@ -493,3 +493,38 @@ def test_printing_a_data_set_is_one_line(tmp_path):
     assert repr(load_data(pixels(), LABELS)) == "<ArrayImages array (test): 5 images>"
     write_parquet(tmp_path / "test.parquet", range(5))
     assert "\n" not in repr(load_data(f"parquet:{tmp_path}"))
+
+
+def test_arrays_of_a_split_by_its_other_names(tmp_path):
+    images, labels = np.zeros((2, 1, 7, 7), np.float32), np.arange(2)
+    arrays = {
+        f"{split}_{kind}": one
+        for split in ("training", "valid")
+        for kind, one in (("images", images), ("labels", labels))
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    for split, words in (("train", "train"), ("test", "val")):
+        assert load_data(f"npz:{tmp_path / 'a.npz'}", split=split).split == words
+
+
+def test_the_split_of_parquet_files_may_be_two_folders_up(tmp_path):
+    write_parquet(tmp_path / "train" / "default" / "0000.parquet", range(5))
+    with pytest.raises(UserError, match="no split 'test'"):
+        load_data(f"parquet:{tmp_path / 'train' / 'default'}", image_size=7)
+
+
+@pytest.mark.parametrize("names", [3, "xyz", {"0": "a", "2": "c"}, [None, "a", "b"]])
+def test_class_names_of_the_hub_that_cannot_be_read_are_refused(tmp_path, names):
+    write_parquet(tmp_path / "test.parquet", range(5), names)
+    with pytest.raises(UserError, match="the class names of label are"):
+        load_data(f"parquet:{tmp_path / 'test.parquet'}", image_size=7)
+
+
+def test_class_names_are_those_of_the_column_of_the_labels(tmp_path):
+    features = {
+        name: {"names": list(names), "_type": "ClassLabel"} for name, names in (("label", "qrs"), ("labels", "xyz"))
+    }
+    images = [{"bytes": encoded(pixels()[row]), "path": f"{row}.png"} for row in range(3)]
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    pl.DataFrame({"image": images, "labels": [0, 1, 2]}).write_parquet(tmp_path / "test.parquet", metadata=about)
+    assert load_data(f"parquet:{tmp_path / 'test.parquet'}", image_size=7).class_names == ("x", "y", "z")

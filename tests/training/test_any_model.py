@@ -205,3 +205,16 @@ def test_a_killed_run_of_a_model_with_a_part_called_module_resumes(tmp_path, mon
     resumed = made()
     ap.train(resumed, "digits", out=tmp_path / "killed", **QUICK | {"epochs": 2})
     assert torch.equal(whole.module[1].weight, resumed.module[1].weight)
+
+
+def test_held_out_classes_are_matched_by_name(tmp_path):
+    shades = np.repeat([0.1, 0.9], 20)[:, None, None, None] * np.ones((1, 1, 8, 8))
+    labels = np.repeat([0, 1], 20)
+    data = ap.load_data(shades.astype(np.float32), labels, class_names=["dark", "light"])
+    held_out = ap.load_data(shades.astype(np.float32), 1 - labels, class_names=["light", "dark"])
+    how = {"depth": 1, "dim": 16, "heads": 2, "patch_size": 4, **QUICK, "epochs": 8, "learning_rate": 3e-3}
+    alike, turned = (ap.train("vit", data, held_out=other, **how).frame()["accuracy"][-1] for other in (data, held_out))
+    assert alike == turned
+    others = ap.load_data(shades.astype(np.float32), labels, class_names=["dark", "bright"])
+    with pytest.raises(UserError, match="class 'bright' of array: expected one of the classes of array"):
+        ap.train("vit", data, held_out=others, **how)

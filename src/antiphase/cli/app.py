@@ -277,6 +277,8 @@ def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]
             typed = dict.fromkeys(fields) | {key: flag for flag, key in reversed(flags.items())}
             known = ", ".join(flag or key.replace("_", "-") for key, flag in typed.items())
             raise UserError(f"{file}: {shown(name)} is no option; expected some of {known}")
+        if key in values:
+            raise UserError(f"{file}: {shown(name)} is given twice, in two spellings; keep one")
         joined = isinstance(value, list) and how_typed(fields[key]).text is not None
         if isinstance(value, list) and not joined and not _several(fields[key]):
             raise UserError(f"{file}: {name} is a list; expected one value")

@@ -148,6 +148,8 @@ def _checked(records: Any, path: Path) -> list[dict[str, Any]]:
                 fault = "the messages are not from human and gpt in turn"
             elif not all(isinstance(message["value"], str) for message in messages):
                 fault = "a message has no text"
+            elif image is None and (record.get("images") or record.get("video")):
+                fault = "it has images or a video; expected one image, under image"
             elif image is not None:
                 marks = [message["value"].count(_PLACE) for message in messages]
         except (KeyError, TypeError, AttributeError) as error:

@@ -21,7 +21,7 @@ from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples,
 from antiphase.data.captions import row_pairs
 from antiphase.data.folders import SPLITS, choose_split, split_named
 from antiphase.data.images import FileImages, FilePairs
-from antiphase.data.in_memory import MOST_CLASSES, class_numbers
+from antiphase.data.in_memory import MOST_CLASSES, class_numbers, ordered_names
 from antiphase.errors import UserError, refusing, shown
 from antiphase.files import parse_json, read_text
 
@@ -176,13 +176,16 @@ def _labels(name: str, path: Path) -> list[int]:
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
     try:
+        label = next(filter(pl.read_parquet_schema(path).__contains__, _LABELS))
         features = parse_json(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
-        names = next(features[column].get("names") for column in _LABELS if column in features)
-    except (KeyError, TypeError, StopIteration, ValueError, pl.exceptions.PolarsError):
+        names = features[label].get("names")
+    except (KeyError, TypeError, AttributeError, ValueError, pl.exceptions.PolarsError):
         return None
     if isinstance(names, Mapping):  # by number, as text
         names = [names.get(str(number)) for number in range(len(names))]
-    return tuple(map(str, names)) if names else None
+    if names and ordered_names(names) is None:
+        raise UserError(f"{path}: the class names of {label} are {shown(names)}; expected a list of texts")
+    return ordered_names(names) if names else None
 
 
 def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]]:
@@ -195,7 +198,7 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
     if groups and unnamed:
         left = f"left out the files that name no known split: {', '.join(unnamed)}"
         warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
-    named = groups or {_split_and_rest(Path(top.name))[0] or "test": unnamed}
+    named = groups or {_split_and_rest(Path(*top.parts[-2:]))[0] or "test": unnamed}
     split = choose_split(name, split, [part for part in SPLITS if part in named])
     first, *others = named[split].values()
     if others:

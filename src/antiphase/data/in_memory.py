@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from antiphase.data.decoding import flat, pil_to_tensor
-from antiphase.data.folders import SPLITS, choose_split
+from antiphase.data.folders import SPLIT_WORDS, SPLITS, choose_split
 from antiphase.data.image_sets import prompt_names
 from antiphase.data.images import ArrayImages, subset_rows
 from antiphase.errors import NoSuchSplit, UserError, first_line, refusing, shown
@@ -165,7 +165,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
 
 
 def _by_split(name: str, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
-    forms = [(part, form) for part in SPLITS for form in (f"{part}_{{}}", f"{{}}_{part}")]
+    forms = [(part, form) for word, part in SPLIT_WORDS.items() for form in (f"{word}_{{}}", f"{{}}_{word}")]
     keys = {
         part: (form.format(images), form.format(labels))
         for images, labels in (("x", "y"), ("images", "labels"))

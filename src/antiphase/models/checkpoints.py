@@ -230,6 +230,8 @@ def read_state(name: str | Path, target: Mapping[str, Tensor], *, sized: bool = 
     ignored = [_dotted(key) for key in content if fits and not any(_is_in(key, one) for one in fits)] + aside
     if ignored and not which:
         more = f" and {len(ignored) - _MOST_SHOWN} more" if len(ignored) > _MOST_SHOWN else ""
+        averaged = _AVERAGE.search(" ".join(ignored).replace("n_averaged", ""))
+        more += "; a moving average among them is not used" if averaged else ""
         warnings.warn(f"{path}: ignored, not in the model: {', '.join(ignored[:_MOST_SHOWN])}{more}", stacklevel=2)
     return {key: tensor for key, tensor in state.items() if key not in aside}
 

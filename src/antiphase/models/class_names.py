@@ -89,7 +89,7 @@ def _matched(spec: str, class_names: tuple[str, ...], data: ImageSet, fix: str) 
     order: dict[int, str] = {}  # output to the data's class
     for name, wnid in zip(data.class_names, sought, strict=True):
         if (output := exact.get(wnid, exact.get(name, loose.get(_letters(name))))) is None:
-            training = "" if "--new-head" in fix else "; for others train it with antiphase train --new-head"
+            training = "; for others train it with antiphase train --new-head" if fix is _HOW else ""
             known = f"expected one of the classes of {spec} ({_listed(class_names)})"
             raise UserError(f"class {name!r} of {data.name}: {known}; rename it, or {fix}{training}")
         if output in order:

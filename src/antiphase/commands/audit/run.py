@@ -27,6 +27,7 @@ from antiphase.commands.loading import check_compiler, find_device
 from antiphase.commands.sense import SenseOptions
 from antiphase.commands.sense.run import entries, sense
 from antiphase.data import ImageSet
+from antiphase.data.images import content_key
 from antiphase.errors import Unreadable, UserError
 from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import ROW_SCHEMA, clean_accuracy, not_above_chance, summarise_rates
@@ -140,7 +141,7 @@ class _Cells:
 
     @functools.cached_property
     def shared(self) -> dict[str, Any]:
-        prints = {"model": fingerprint(self.model), "data": self.data.fingerprint()}
+        prints = {"model": fingerprint(self.model), "data": content_key(self.data)}
         identity = {"version": CELL_VERSION, **prints, "norm": self.options.norm, "seed": self.options.seed}
         # auto shares the rows of float32: verdicts do not depend on the search's precision
         identity |= {"precision": f"bf16{AGAIN}"} if self.options.precision == "bf16" else {}

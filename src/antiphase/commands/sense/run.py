@@ -17,6 +17,7 @@ from antiphase.attacks.threat import Threat, random_point
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
 from antiphase.commands.sense import SenseOptions
 from antiphase.data import ImageSet
+from antiphase.data.images import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import MODEL_SCHEMA, Pairs
 from antiphase.models.zoo import fingerprint
@@ -132,7 +133,7 @@ def sense(
     """
     process = process or this_process()
     size, device = options.batch_size or BATCH_SIZE, device_of(model)
-    prints = {"model": fingerprint(model), "data": data.fingerprint()}
+    prints = {"model": fingerprint(model), "data": content_key(data)}
     frames = {}
     for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
         settings = {stored: getattr(options, option) for stored, option in part.settings.items()}

@@ -25,7 +25,7 @@ from antiphase.data.sources import load_pairs
 from antiphase.errors import NoSuchSplit, UserError
 from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP, checkpoints
-from antiphase.models.card import card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
+from antiphase.models.card import ModelCard, card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
@@ -80,12 +80,17 @@ def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metri
             raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
         model = copy.deepcopy(loaded)
     images = _images(options, options.data, "train", model)
+    images = images if model is None else _in_order(model, images, options)
     in_memory = loading.live_object(options.data) is not None  # and has no other split
     held_out = options.held_out or ("none" if in_memory else options.data)
     try:
         validation = None if held_out == "none" else _images(options, held_out, "test", model)
     except NoSuchSplit as error:
         raise UserError(f"{error}; --held-out none trains without") from None
+    if validation is not None:  # its classes by the names of those that are trained on
+        shape, count = images.image_shape, len(images.class_names)
+        card = ModelCard(images.name, images.name, "unknown", None, shape, count, class_names=images.class_names)
+        validation, _ = in_model_order([card], validation, "give other images by --held-out, or none")
     left_out += [line for part in (images, validation) if part is not None for line in part.left_out]
     fields = _of_recipe(options, Recipe)
     fields |= {"adversarial": options.adversary or None, "defences": options.defences or None}
@@ -119,7 +124,7 @@ def _images(options: train.TrainOptions, source: str, split: str, model: nn.Modu
     if (images := loading.live_object(source)) is not None:
         images = load_data(images, limit=limit, image_size=options.image_size, skip_bad=options.skip_bad)
         images = images if options.resize is None else resized_images(images, options.resize)
-        return images if model is None else _in_order(model, images, options)
+        return images
     size, channels = (None, None) if model is None else size_for([model])
     if size and options.image_size not in (None, size):
         raise UserError(f"image_size {options.image_size}: {options.model} takes images of {size} pixels")
@@ -129,7 +134,7 @@ def _images(options: train.TrainOptions, source: str, split: str, model: nn.Modu
     images = load_data(source, split=split, limit=limit, progress=not options.quiet, **how)
     if model is not None:
         settle_size([model], images.image_shape)
-        images = _in_order(model, with_own_pixels(images, [model]), options)
+        images = with_own_pixels(images, [model])
     return images if options.resize is None else resized_images(images, options.resize)
 
 

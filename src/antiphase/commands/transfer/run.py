@@ -16,6 +16,7 @@ from antiphase.commands.audit.run import attack_settings, check_attack, load_att
 from antiphase.commands.lineup import Lineup, described, write_run
 from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.transfer import TransferOptions
+from antiphase.data.images import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation import rates as asr
 from antiphase.models.card import card_of
@@ -61,7 +62,7 @@ def run(options: TransferOptions, command: str = "") -> None:
 def _measure(surrogate: str, eps: float, lineup: Lineup, options: TransferOptions) -> tuple[pl.DataFrame, list[str]]:
     """Return a row for each image and model that is shown the image made on the surrogate, and warnings."""
     models, data, attack = lineup.by_name, lineup.data, options.ensemble
-    identity = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": data.fingerprint()}
+    identity = {"version": CELL_VERSION, "model": fingerprint(models[surrogate]), "data": content_key(data)}
     identity |= {"shown to": [fingerprint(model) for model in models.values()], "seed": options.seed}
     identity |= {"attack": [(one.name, one.settings) for one in attack.stages], "norm": options.norm, "eps": eps}
     # auto shares rows with float32, as in audit
