@@ -45,7 +45,7 @@ def copied(model: Module) -> Module:
     try:
         return copy.deepcopy(model)
     except RuntimeError as error:
-        why = "it stores a tensor with its graph; clear that, or load the model anew"
+        why = "it stores a tensor with its graph, or memory is short; clear that, or load the model anew"
         raise UserError(f"{type(model).__name__}: cannot be copied: {why}") from error
 
 

@@ -267,3 +267,17 @@ def test_a_module_that_keeps_a_tensor_with_its_graph_is_refused_in_one_line():
     module.last = module(torch.randn(2, 5, DIM))
     with pytest.raises(UserError, match="V1: cannot be copied: it stores a tensor with its graph"):
         ap.check(module)
+
+
+def test_a_lambda_that_is_a_sum_of_parameters_is_not_held_against_its_attribute():
+    class Sum(variants.Projected):
+        def __init__(self):
+            super().__init__()
+            self.lambda_init, self.lam = 0.8, None
+            self.a, self.b = (nn.Parameter(torch.tensor(0.4)) for _ in range(2))
+
+        def forward(self, x):
+            one, two, v = self.pairs(x)
+            return self.wo(variants.merge((one - (self.a + self.b) * two) @ v))
+
+    assert "λ_init" not in [about for about, _ in off(ap.check(drawn(Sum)))]

@@ -528,3 +528,15 @@ def test_class_names_are_those_of_the_column_of_the_labels(tmp_path):
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     pl.DataFrame({"image": images, "labels": [0, 1, 2]}).write_parquet(tmp_path / "test.parquet", metadata=about)
     assert load_data(f"parquet:{tmp_path / 'test.parquet'}", image_size=7).class_names == ("x", "y", "z")
+
+
+def test_the_usual_name_of_a_split_counts_more_than_its_others(tmp_path):
+    labels = {"val": [0, 1], "dev": [1, 0]}
+    arrays = {f"{split}_images": np.zeros((2, 1, 7, 7), np.float32) for split in labels}
+    np.savez(tmp_path / "a.npz", **arrays, **{f"{split}_labels": numbers for split, numbers in labels.items()})
+    assert load_data(f"npz:{tmp_path / 'a.npz'}", split="val").labels.tolist() == [0, 1]
+
+
+def test_parquet_files_below_a_folder_of_development_are_to_be_tested_on(tmp_path):
+    write_parquet(tmp_path / "dev" / "digits" / "images.parquet", range(5))
+    assert load_data(f"parquet:{tmp_path / 'dev' / 'digits'}", image_size=7).split == "test"

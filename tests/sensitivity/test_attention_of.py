@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from timm.layers import Attention, AttentionPoolLatent
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
@@ -595,7 +596,7 @@ class Halves(nn.Module):
 def test_attention_whose_halves_are_subtracted_by_another_module_is_unknown(how):
     net, x = made(Halves(how))
     assert attention_of(net, x)[0] == "unknown"
-    with pytest.raises(UserError, match="or parts of it are"):
+    with pytest.raises(UserError, match="or a part of it"):
         attention_maps(net, x)
 
 
@@ -721,3 +722,58 @@ def test_no_graph_is_left_in_what_a_model_keeps():
     attention_maps(net, x)
     attention_of(net, x)
     copy.deepcopy(net)
+
+
+class Ordinary(nn.Module):
+    """Standard attention, and something in a block or in a head that is no attention to tokens."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.net, self.what = Net(variants.Standard(), variants.Standard()), what
+        self.probe, self.mix = nn.Linear(DIM, 1), nn.Parameter(torch.ones(DIM, DIM))
+        self.last = nn.Linear(DIM, DIM)
+        self.share = self.probe.weight * 2
+
+    def forward(self, x):
+        x = self.net.embed(x)
+        for block in self.net.blocks:
+            x = block(x)
+        if self.what == "a residual of zeros that is subtracted":
+            x = x - 0.0 * self.last(x)
+        elif self.what == "neighbours that are merged":
+            x = x[:, 1:] - x[:, :-1]
+        elif self.what == "a pooling head by hand":
+            x = (self.probe(x).mT.softmax(-1) @ x).expand(-1, 2, -1)
+        elif self.what == "a learned mixture of channels":
+            x = x @ self.mix.softmax(-1)
+        return self.net.head(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a residual of zeros that is subtracted",
+        "neighbours that are merged",
+        "a pooling head by hand",
+        "a learned mixture of channels",
+    ],
+)
+def test_what_is_next_to_standard_attention_does_not_make_it_unknown(what):
+    net = wild(Ordinary(what))
+    before, x = net.share.requires_grad, rand(3, TOKENS, 5)
+    state = torch.get_rng_state()
+    assert attention_of(net, x) == attention_of(net, x) == ("softmax", ())
+    assert len(attention_maps(net, x)) == 2
+    assert torch.equal(state, torch.get_rng_state())
+    assert net.share.requires_grad == before
+
+
+def test_hooks_of_a_library_do_not_make_its_attention_a_user_s():
+    config = transformers.ViTConfig(
+        image_size=8, patch_size=4, num_channels=1, hidden_size=12, num_hidden_layers=1, num_attention_heads=2
+    )
+    net = transformers.ViTForImageClassification(config).bfloat16().eval()
+    images = torch.rand(2, 1, 8, 8).bfloat16()
+    net(images, output_hidden_states=True)
+    assert any(part._forward_hooks for part in net.modules())
+    assert attention_of(net, {"pixel_values": images}) == ("softmax", ())

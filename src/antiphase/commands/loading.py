@@ -21,7 +21,7 @@ from antiphase.commands.options import Options
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import FileImages
 from antiphase.errors import UserError, refusing, shown
-from antiphase.models.card import ModelCard, attention_kind, is_own_code, square_of, with_card
+from antiphase.models.card import ModelCard, attention_kind, is_hooked, is_own_code, square_of, with_card
 from antiphase.models.schemes.python_code import stated_class_names
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import code_of
@@ -89,7 +89,7 @@ def load_models(
 def with_kind_found(model: nn.Module) -> nn.Module:
     """Note in the card of a model of the user's own code the kind of attention and the λ that it is found to have."""
     card = getattr(model, "card", None)
-    if not isinstance(card, ModelCard) or not is_own_code(model):
+    if not isinstance(card, ModelCard) or not (is_own_code(model) or is_hooked(model)):
         return model
     images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
     kind, lambdas = measured_attention(model, images)

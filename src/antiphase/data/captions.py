@@ -187,8 +187,9 @@ def csv_pairs(place: Path, split: str) -> FilePairs:
     if odd := [line for line, row in lines if len(row) != len(columns)]:
         expected = f"expected {len(columns)} cells, like the header: put cells with commas in double quotes"
         raise UserError(f"{name}: line {odd[0]} of {place}: {expected}")
-    if splits := {"split", "set", "subset", "partition"} & {*columns}:
-        raise UserError(f"{name}: has a column {splits.pop()}; expected one split, put each into a table of its own")
+    for column in {"split", "set", "subset", "partition"} & {*columns}:
+        if len({row[columns.index(column)] for _, row in lines}) > 1 or column == "split":
+            raise UserError(f"{name}: has a column {column}; expected one split, put each into a table of its own")
     if twice := [column for column in {*chosen} if columns.count(column) > 1]:
         raise UserError(f"{name}: has the column {twice[0]} twice; put the captions of an image into rows of their own")
     split = choose_split(name, split, SPLITS)

@@ -25,8 +25,8 @@ _BEGINNINGS = re.compile(  # of pictures' bytes
 )
 _LITTER = ("@eadir", "__macosx", "#recycle", "$recycle.bin", "lost+found")  # folders of operating systems
 _NO_CLASSES = {"images", "labels", "masks", "annotations", "segmentations"}  # of data sets for other tasks
-SPLIT_WORDS = {"training": "train", "testing": "test"} | dict.fromkeys(("valid", "validation", "dev"), "val")
-SPLIT_WORDS |= {split: split for split in SPLITS}
+SPLIT_WORDS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
+SPLIT_WORDS |= dict.fromkeys(("valid", "validation", "dev"), "val")
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -78,7 +78,7 @@ def class_folder(name: str, place: Path, split: str) -> FileImages:
             if other and label not in below[first]:
                 raise UserError(f"{name}: {first} has a class {other!a}, not {label!a}: rename one of them")
         if others := [entry for entry in below if entry not in parts]:
-            warnings.warn(f"{name}: left out {', '.join(others)}, which name no split", stacklevel=2)
+            warnings.warn(f"{name}: left out {', '.join(others[:5])}, which name no split", stacklevel=2)
         return list_classes(name, split, place / splits[split], classes, list(map(printable, classes)))
     if split != "test":
         fix = f"move the class folders into {place / 'train'} and {place / 'test'}"

@@ -179,7 +179,7 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
         label = next(filter(pl.read_parquet_schema(path).__contains__, _LABELS))
         features = parse_json(pl.read_parquet_metadata(path).get("huggingface", "{}"))["info"]["features"]
         names = features[label].get("names")
-    except (KeyError, TypeError, AttributeError, ValueError, pl.exceptions.PolarsError):
+    except (KeyError, TypeError, StopIteration, AttributeError, ValueError, pl.exceptions.PolarsError):
         return None
     if isinstance(names, Mapping):  # by number, as text
         names = [names.get(str(number)) for number in range(len(names))]
@@ -198,7 +198,8 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
     if groups and unnamed:
         left = f"left out the files that name no known split: {', '.join(unnamed)}"
         warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
-    named = groups or {_split_and_rest(Path(*top.parts[-2:]))[0] or "test": unnamed}
+    above = split_named(top.parent.name) if top.parent.name != "dev" else None  # of development
+    named = groups or {_split_and_rest(Path(top.name))[0] or above or "test": unnamed}
     split = choose_split(name, split, [part for part in SPLITS if part in named])
     first, *others = named[split].values()
     if others:

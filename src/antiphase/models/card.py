@@ -72,13 +72,15 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
 
 
 def is_own_code(model: nn.Module) -> bool:
-    """Return whether any module's class, ``forward`` or hook is not from antiphase or a library that it knows."""
-    for part in model.modules():
-        if _is_users(type(part)) or _is_users(getattr(type(part), "forward", None)) or "forward" in vars(part):
-            return True
-        if part._forward_hooks or part._forward_pre_hooks:
-            return True
-    return False
+    """Return whether any module's class or ``forward`` is not from antiphase or a library that it knows."""
+    kinds = ((type(part), getattr(type(part), "forward", None), part) for part in model.modules())
+    return any(_is_users(kind) or _is_users(forward) or "forward" in vars(part) for kind, forward, part in kinds)
+
+
+def is_hooked(model: nn.Module) -> bool:
+    """Return whether a user's hook runs with any module, which may change what it returns."""
+    hooks = [hook for part in model.modules() for hook in (part._forward_hooks, part._forward_pre_hooks)]
+    return any(_is_users(hook) for kept in hooks for hook in kept.values())
 
 
 def named_attention(module: nn.Module) -> bool:

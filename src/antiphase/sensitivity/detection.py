@@ -563,15 +563,14 @@ def _slopes(run: Replay, x: Tensor, means: bool = False) -> tuple[Tensor, list[t
             return set(((low < 0) | (high > 0)).nonzero().flatten().tolist())
 
         def acts(result: Tensor) -> bool:
-            if not result.requires_grad:
-                return False
-            return torch.autograd.grad(done.output.sum(), result, retain_graph=True, allow_unused=True)[0] is not None
+            how: Any = {"retain_graph": True, "allow_unused": True}
+            return result.requires_grad and torch.autograd.grad(done.output.sum(), result, **how)[0] is not None
 
-        sides: list[tuple[set[int], set[int]]] = []
-        for one, two in [(one, two) for one, two, result in done.differences if acts(result)]:
-            sides.append((read(one), read(two)))
-            if sides[-1][0] and sides[-1][0] == sides[-1][1] and one.shape == two.shape:
-                raise NotAttention("it subtracts maps from themselves")
+        pairs = [(one, two) for one, two, result in done.differences if acts(result)]
+        sides = [(read(one), read(two)) for one, two in pairs]
+        alike = [one.shape == two.shape for one, two in pairs]
+        if any(left and left == right and same for (left, right), same in zip(sides, alike, strict=True)):
+            raise NotAttention("it subtracts maps from themselves")
         written = [(left, right) for left, right in sides if left - right and right - left]
         weighted: list[tuple[set[int], set[int]]] = []  # maps with positive and negative weight in the last map of both
         for square in reversed(done.computed):

@@ -21,7 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 from antiphase.arguments import validated
 from antiphase.attention.modules import AttentionMaps
 from antiphase.errors import UserError, one_line
-from antiphase.models.card import AttentionKind, attention_modules, is_own_code, named_attention, strongest
+from antiphase.models.card import AttentionKind, attention_modules, is_hooked, is_own_code, named_attention, strongest
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import hooked
 from antiphase.sensitivity import detection
@@ -36,6 +36,7 @@ _PARTS = 4  # modules of standard attention that one of differential attention m
 _OPPOSED = -0.8  # cosine of two outputs' slopes below which one is subtracted from the other
 # the modules that were there when calls of a kind were watched
 _WATCHED: weakref.WeakKeyDictionary[nn.Module, dict[Any, weakref.WeakSet[nn.Module]]] = weakref.WeakKeyDictionary()
+_HIDING: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention that shows no maps when it runs
 _SUBTRACTED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # attention whose output is part of a difference
 
 
@@ -96,8 +97,9 @@ class LeftOut(NamedTuple):
 
     @property
     def error(self) -> UserError:
-        kind = f"{type(self.module).__module__}.{type(self.module).__qualname__}"
-        return UserError(f"{self.name}: {_WHY[self.why].format(kind=kind, reason=self.reason)}")
+        kind = type(self.module)
+        why = _WHY[self.why].format(kind=f"{kind.__module__}.{kind.__qualname__}", reason=self.reason)
+        return UserError(f"{self.name or kind.__name__}: {why}")
 
 
 def _way(call: Callable[..., Any]) -> Any:
@@ -126,6 +128,9 @@ def observe(
     subtracted: set[torch.Size] = set()  # shapes of both sides of a subtraction outside attention
     paired: list[set[int]] = [set()]  # of how many tokens each running module itself multiplies pairs
     single = set[nn.Module]()  # attention in which one query attends to several keys
+    loops: Counter[int] = Counter()  # square softmax maps of two axes in each running module
+    given = [inputs] if isinstance(inputs, Tensor) else [*inputs.values()]
+    samples = max((len(one) for one in given if isinstance(one, Tensor)), default=1)
     shown = list[Tensor]()  # what attention returns beside its output, such as its maps
 
     def note(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,10 +140,12 @@ def observe(
         if minus is not None and minus[0].shape == minus[1].shape:
             subtracted.add(minus[0].shape)
         queries, keys = detection.attended(func, args, kwargs, output) or (0, 0)
-        if isinstance(inputs, Tensor) and isinstance(output, Tensor) and output.shape == (len(inputs), len(inputs)):
-            queries = keys = 0  # probabilities of as many classes as images
+        if queries == keys > 0 and output.ndim == 2:  # of one sample, if there is one for each
+            loops[id(maps[-1])] += 1
+            if loops[id(maps[-1])] < samples and not torch._C._functorch.is_batchedtensor(output):
+                queries = keys = 0
         single.update(inside if queries == 1 < keys else ())
-        if queries != keys > 2 and not inside:  # no map of all tokens, as of chunks of queries or of pooling
+        if 1 < queries != keys > 2 and not inside:  # no map of all tokens, as of chunks of queries or of pooling
             paired[-1].add(keys)
         hidden = getattr(func, "__name__", "") in detection.HIDES_MAPS
         if (hidden or queries == keys > 0) and not any(map(is_known, inside)):
@@ -204,13 +211,14 @@ def observe(
     alike = [{*map(_block_name, calls)}, {tuple(re.findall(r"\d+", one.name)) for one in calls}]
     several = min(map(len, alike)) < len(calls) or any(len(shape) > 2 for shape in subtracted)
     if watch and (several or shown) and is_own_code(model):
+        held = [kept for part in parts for kept in (part._buffers, vars(part))]
+        graphs = {id(x) for kept in held for x in kept.values() if isinstance(x, Tensor) and not x.is_leaf}
         with suppress(*() if several else (RuntimeError,)):  # it may have no gradients
             _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
-        for kept in itertools.chain.from_iterable((part._buffers, vars(part)) for part in parts):  # without graphs
-            kept.update({key: x.detach() for key, x in kept.items() if isinstance(x, Tensor) and not x.is_leaf})
-    reason = (
-        "its output is subtracted from that of other attention, or parts of it are, or may be, or its maps are used"
-    )
+        for kept in held:  # without the graphs of this run
+            new = {key: x for key, x in kept.items() if isinstance(x, Tensor) and not x.is_leaf and id(x) not in graphs}
+            kept.update({key: x.detach() for key, x in new.items()})
+    reason = "its output is subtracted from that of other attention, or a part of it, or may be, or its maps are used"
     others += [(one, reason) for one in calls if one.module in _SUBTRACTED]
     calls = [one for one in calls if one.module not in _SUBTRACTED]
     inner = {id(part) for one in calls for part in one.module.modules()}
@@ -353,8 +361,10 @@ def _subtracted_outputs(calls: Sequence[Call], run: Callable[[], Any]) -> set[nn
             subtracted |= {modules[number] for number in left ^ right}
         elif left and left == right and sides[0].shape == sides[1].shape:  # two parts of the last output, as halves
             last = leaves[max(left)]
-            parts = [torch.autograd.grad(side, last, torch.rand_like(side), **keep)[0] != 0 for side in sides]
-            subtracted |= set() if (parts[0] & parts[1]).any() else {modules[max(left)]}
+            draws = [torch.randn(side.shape, generator=generator).to(side) for side in sides]
+            slopes_of = [torch.autograd.grad(side, last, u, **keep)[0] for side, u in zip(sides, draws, strict=True)]
+            one, two = ((slope != 0).any(-2) for slope in slopes_of)  # tokens apart from others are no parts
+            subtracted |= {modules[max(left)]} if one.any() and two.any() and not (one & two).any() else set()
     for (i, one, left), (j, two, right) in itertools.combinations(zip(itertools.count(), modules, slopes), 2):
         near = j == i + 1 or (one is not two and blocks[one] == blocks[two]) or places[one] == places[two]
         if near and left.shape == right.shape:
@@ -441,7 +451,7 @@ def attention_of(
             with gradients(enabled=False):
                 lam = take_apart(one).lam
         except UserError:
-            kinds |= {"unknown"} if is_own_code(one.module) else set()
+            kinds |= {"unknown"} if is_own_code(one.module) or is_hooked(one.module) else set()
             refused.append(one.module)
             continue
         kinds.add("softmax" if lam is None else "differential")
@@ -467,12 +477,14 @@ def take_apart(call: Call, check: bool = True) -> Layer:
     if adapter is None or isinstance(adapter, str):
         raise LeftOut(call.name, call.module, "unknown").error
     ours = getattr(adapter, "__module__", "").startswith("antiphase.sensitivity.")
-    if ours and is_own_code(call.module) and call.module not in detection.DETECTIONS:  # it may do something else
+    examined = call.module in detection.DETECTIONS or call.module in _HIDING
+    if ours and not examined and is_own_code(call.module):  # it may do something else
         try:
             detection.DETECTIONS[call.module] = detection.examine(call)
         except detection.NotAttention as reason:
             if not str(reason).endswith(detection.HIDDEN):
                 raise LeftOut(call.name, call.module, "other", str(reason)).error from None
+            _HIDING.add(call.module)
     adapter = detection.detected_layer if ours and call.module in detection.DETECTIONS else adapter
     try:
         return _split(adapter, call, check)

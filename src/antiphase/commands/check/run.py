@@ -170,7 +170,9 @@ class _Examination:
             why = "its gradient is 0 here, as of a product of zeros" if zero else "it depends on no parameter here"
             others = [one for one in (*self.call.args, *self.call.kwargs.values()) if isinstance(one, Tensor)]
             if any(one.is_floating_point() and not self.call.is_tokens(one) for one in others):
-                return Finding("λ", "unknown", f"{text}; whether what the module is given beside its tokens moves it")
+                return Finding(
+                    "λ", "unknown", f"{text}; it cannot be told whether an argument beside the tokens moves it"
+                )
         elif not any(self.tensors[name].requires_grad for name in readers):
             why = f"{listed(readers)} are buffers, or requires_grad is False; expected an nn.Parameter"
         return Finding("λ", "off", f"{text}; it never moves: {why}")
@@ -186,7 +188,9 @@ class _Examination:
         lam = self.lambda_with(learned, 0.0)
         same = self.detection.lam is not None and (lam - lam.mean()).abs().max() < 1e-6
         value = float(lam.mean()) if same else None
-        if stated and value is not None and len(learned) > 1 and abs(stated[0] - value) > _SAME:
+        alone = (self.lambda_with([other for other in learned if other != name], 0.0) for name in learned)
+        products = len(learned) > 1 and all((one - lam).abs().max() < 1e-6 for one in alone)
+        if stated and value is not None and products and abs(stated[0] - value) > _SAME:
             self.differs = f"lambda_init is {stated[0]:.4g}, but λ is {value:.4g} with its learned parameters at 0"
         return stated[0] if stated else value if value and abs(value) > 1e-6 else None
 

@@ -6,6 +6,7 @@ A model has one row, with its worst case over all attacks. Rows of a control, su
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,13 +107,14 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
     boards: dict[tuple[str, str, float, str], dict[Any, list[Row]]] = {}
     for row in rows:
         data = row.card.data
-        about = row.card.attack.settings.get(row.rates.attack)
-        width = about.get("width") if isinstance(about, dict) else None
+        width = (row.card.attack.settings.get(row.rates.attack) or {}).get("width")
         norm = NORMS[row.rates.norm] + (f", {width} × {width} pixels" if width else "")
         place = (f"{data.dataset} ({data.split}, {data.n:,} images)", norm, row.rates.eps, data.fingerprint)
         boards.setdefault(place, {}).setdefault((row.model.weights, row.control), []).append(row)
     drawn = []
-    for (data, norm, eps, _), models in sorted(boards.items()):
+    titles = Counter(place[:3] for place in boards)
+    for (data, norm, eps, fingerprint), models in sorted(boards.items()):
+        data += f", {fingerprint[:6]}" if titles[data, norm, eps] > 1 else ""  # other images
         lines = _ranked(models.values(), folder)
         cards = {row.path: (row.card, row.rates.norm) for same in models.values() for row in same}
         means = [

@@ -90,7 +90,8 @@ def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metri
     if validation is not None:  # its classes by the names of those that are trained on
         shape, count = images.image_shape, len(images.class_names)
         card = ModelCard(images.name, images.name, "unknown", None, shape, count, class_names=images.class_names)
-        validation, _ = in_model_order([card], validation, "give other images by --held-out, or none")
+        validation, notes = in_model_order([card], validation, "give other images by --held-out, or none")
+        left_out += notes
     left_out += [line for part in (images, validation) if part is not None for line in part.left_out]
     fields = _of_recipe(options, Recipe)
     fields |= {"adversarial": options.adversary or None, "defences": options.defences or None}
