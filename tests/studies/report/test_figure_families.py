@@ -101,7 +101,7 @@ def test_the_interval_over_images_is_that_of_the_mean_of_the_pairs():
     estimate = over_images(rows, [("d0", "v0"), ("d1", "v1")]).row(0, named=True)
     counts = fell.astype(float)
     differences = (counts[0] + counts[1] - counts[2] - counts[3]) / 2
-    interval = stats.norm.interval(0.95, differences.mean(), stats.sem(differences))
+    interval = stats.t.interval(0.95, 89, differences.mean(), stats.sem(differences))
     assert (estimate["image_low"], estimate["image_high"]) == pytest.approx(interval, abs=1e-5)
 
 
