@@ -107,7 +107,7 @@ def pil_to_tensor(image: Image.Image) -> UInt8[Tensor, "channels height width"]:
 
 def flat(image: Image.Image, mode: str) -> Image.Image:
     """Convert an image to 8 bits per channel in mode "L" or "RGB", without its alpha channel; 16 bits are scaled."""
-    tags: Any = getattr(image, "tag_v2", {})  # of a TIFF file: 258 bits, and 262 whether 0 is white
+    tags = getattr(image, "tag_v2", {})  # of a TIFF file: 258 bits, and 262 whether 0 is white
     if tags.get(258, (16,)) == (16,) and (image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM")):
         pixels = (np.asarray(image) / 257).round().astype(np.uint8)
         image = Image.fromarray(255 - pixels if tags.get(262) == 0 else pixels)

@@ -142,7 +142,7 @@ def observe(
         queries, keys = detection.attended(func, args, kwargs, output) or (0, 0)
         if queries == keys > 0 and output.ndim == 2:  # of one sample, if there is one for each
             loops[id(maps[-1])] += 1
-            if loops[id(maps[-1])] < samples and not torch._C._functorch.is_batchedtensor(output):
+            if loops[id(maps[-1])] < samples and not torch._C._functorch.is_batchedtensor(output):  # pyright: ignore
                 queries = keys = 0
         single.update(inside if queries == 1 < keys else ())
         if 1 < queries != keys > 2 and not inside:  # no map of all tokens, as of chunks of queries or of pooling
@@ -472,7 +472,7 @@ def one_set_each(layer: Layer, samples: int) -> Layer:
 
 
 def take_apart(call: Call, check: bool = True) -> Layer:
-    """Split a call into the parts of its layer, and check that they reproduce its output; examine a user's class first."""
+    """Split a call into parts that are checked to reproduce its output; a user's class or forward is examined first."""
     adapter = find_adapter(call.module)
     if adapter is None or isinstance(adapter, str):
         raise LeftOut(call.name, call.module, "unknown").error
