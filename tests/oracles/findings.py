@@ -148,7 +148,9 @@ def fragile(attacks):
         for depth in (1, 4):
             differences += attacks.over_eps(f"DiffViT depth {depth}{start}", f"ViT depth {depth}{start}", seeds)
         differences += over_depth(attacks, start)
-        differences += attacks.over_eps(f"larger DiffViT depth 1{start}", f"larger ViT depth 1{start}")
+        for depth in (1, 4):
+            mean, *_ = attacks.over_eps(f"larger DiffViT depth {depth}{start}", f"larger ViT depth {depth}{start}")
+            differences.append(replace(mean, label=f"depth {depth}"))
         for variant in ("DiffViT V2", "DINT ViT"):
             differences += attacks.over_eps(f"{variant} depth 1{start}", f"ViT depth 1{start}", seeds=8)
     twins = ["ViT depth 1", "DiffViT depth 1"]
