@@ -92,7 +92,7 @@ def test_a_ranking_is_chosen_sorted_and_readable_on_a_phone(cards, browser):  # 
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         assert len(shown("h2")) == 1
         choose("eps", "4/255")
-        assert shown("h2") == ["digits (test), L∞, ε = 4/255"]
+        assert shown("h2") == ["digits (test, 60 images), L∞, ε = 4/255"]
         assert shown() == sorted(accuracy, key=lambda name: -accuracy[name][1])
         assert shown("td.rank")[0] == "1"
         right = "return document.querySelector('.ranking:not([hidden]) td.robust').getBoundingClientRect().right"

@@ -211,11 +211,11 @@ def observe(
     alike = [{*map(_block_name, calls)}, {tuple(re.findall(r"\d+", one.name)) for one in calls}]
     several = min(map(len, alike)) < len(calls) or any(len(shape) > 2 for shape in subtracted)
     if watch and (several or shown) and is_own_code(model):
-        held = [kept for part in parts for kept in (part._buffers, vars(part))]
-        graphs = {id(x) for kept in held for x in kept.values() if isinstance(x, Tensor) and not x.is_leaf}
+        holders = [kept for part in parts for kept in (part._buffers, vars(part))]
+        graphs = {id(x) for kept in holders for x in kept.values() if isinstance(x, Tensor) and not x.is_leaf}
         with suppress(*() if several else (RuntimeError,)):  # it may have no gradients
             _SUBTRACTED.update(_subtracted_outputs(calls, lambda: _run(call, inputs, None)))
-        for kept in held:  # without the graphs of this run
+        for kept in holders:  # without the graphs of this run
             new = {key: x for key, x in kept.items() if isinstance(x, Tensor) and not x.is_leaf and id(x) not in graphs}
             kept.update({key: x.detach() for key, x in new.items()})
     reason = "its output is subtracted from that of other attention, or a part of it, or may be, or its maps are used"
