@@ -1,6 +1,7 @@
 """L1 and L0: the projection by bisection, minima of linear models in closed form, and what knows which norm."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -179,3 +180,33 @@ def test_an_l0_budget_that_allows_no_change_is_refused():
     with pytest.raises(UserError, match=r"eps 0\.0313725: allows no change in norm 'l0'; expected a number of"):
         Threat("l0", 8 / 255)
     assert Threat("l0", 0.0).eps == 0
+
+
+# a model of 8-bit pixels is the same model in other units
+@pytest.mark.parametrize(
+    ("attack", "norm", "settings"),
+    [(fmn, "l2", {}), (fmn, "linf", {}), (fmn, "l1", {}), (carlini_wagner, "l2", {"steps": 60, "search_steps": 4})],
+)
+def test_attacks_do_not_depend_on_the_units_of_the_pixels(attack, norm, settings):
+    model, images = toys.Linear(3), toys.images(9)
+    plain = attack(model, images, None, Threat(norm, math.inf), **settings)
+    levels = Threat(norm, math.inf, (0.0, 256.0))
+    other = attack(lambda x: model(x / 256), 256 * images, None, levels, **settings)
+    assert plain.success.all()
+    assert_close(other.distance / 256, plain.distance, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("attack", [pgd, partial(apgd, objective="cross_entropy")])
+def test_confident_logits_change_no_direction_in_l2(attack):
+    model, images = toys.Linear(3).double(), toys.images(9).double()
+    margins = model(images).detach().topk(2).values.diff().abs()[:, 0]
+    images = images[margins.argmax()][None]
+    eps = 1.2 * float(toys.least(model, images, "l2"))
+    large = 34 / float(margins.max())  # the cross-entropy's gradient is of the order of e⁻³⁴
+    for scale in (1.0, large):
+        result = attack(lambda x, scale=scale: scale * model(x), images, None, Threat("l2", eps), steps=40)
+        assert result.success.all()
+
+
+def test_at_eps_0_no_gradient_is_called_misleading():
+    assert not pgd(toys.Linear(3), toys.images(9), None, Threat("linf", 0.0)).warnings

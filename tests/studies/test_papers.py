@@ -250,3 +250,29 @@ def test_released_models_are_judged_over_images_and_trained_ones_have_a_price(st
 
 def untrained(seed):
     return vit(8, seed=seed, depth=1, dim=8, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("figure-2a", {"PGD"}),
+        ("figure-3b", {"AutoAttack"}),
+        ("figure-5", {"sensitivity"}),
+        ("theory-radius", {"CW", "sensitivity"}),
+        ("larger-attacks", {"PGD", "AutoAttack", "CW"}),
+    ],
+)
+def test_a_page_names_the_attacks_and_measurements_that_its_cells_make(name, named):
+    shown = find_studies([name])[0].settings(profile("laptop"))
+    assert {one for one in ("PGD", "AutoAttack", "CW", "sensitivity") if one in shown} == named
+    assert {key for key in shown if key.startswith("images ")} == {
+        "images of sensitivity" if one == "sensitivity" else f"images under {one}" for one in named
+    }
+    assert ("verdicts" in shown) == bool(named - {"sensitivity"})
+
+
+def test_autoattack_has_a_thousand_images_of_the_larger_models():
+    study, laptop = find_studies(["larger-attacks"])[0], profile("laptop")
+    attacked = {cell.limit for cell in study.cells(laptop) if getattr(cell, "attack", "") == "autoattack"}
+    assert attacked == {1000}
+    assert study.settings(laptop)["images under AutoAttack"] == "1000"

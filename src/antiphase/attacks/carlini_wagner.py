@@ -113,7 +113,7 @@ class _CarliniWagner:
         clean = rows["clean"]
         w = torch.atanh(_ROOM * (clean.double() - self.middle) / self.half).to(clean.dtype)
         rows["w"], rows["best_w"], rows["origin"] = w, w.clone(), _tanh(w)
-        rows.fill(self.initial_const, "const")
+        rows.fill(self.initial_const * (2.0 * self.half) ** 2, "const")  # of a distance in units of the pixel range
         rows.fill(self.learning_rate, "rate")
         rows.fill(0.0, "lower")
         rows.fill(torch.inf, "upper", "clean_hinge")

@@ -81,7 +81,7 @@ class _Fmn:
         rows["done"] = rows["t"] == self.steps
         falling = self.falling.to(value.device, value.dtype)[rows["t"].clamp(max=self.steps)]
         gamma = _LAST_GAMMA + (self.gamma - _LAST_GAMMA) * falling
-        step_size = self.step_size * (_LAST_STEP + (1.0 - _LAST_STEP) * falling)
+        step_size = self.step_size * (high - low) * (_LAST_STEP + (1.0 - _LAST_STEP) * falling)
         widest = row_norm(torch.maximum(clean - low, high - clean), self.threat.norm)
         best = torch.minimum(-rows["loss"], widest)
         smaller, larger = rows["radius"] * (1.0 - gamma), rows["radius"] * (1.0 + gamma)

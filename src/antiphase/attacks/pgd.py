@@ -149,7 +149,7 @@ class PgdSearch:
         if "mask" in rows:
             gradient = gradient * rows["mask"]
         if self.momentum:
-            length = row_norm(gradient, "l1").clamp_min(1e-12)
+            length = row_norm(gradient, "l1").clamp_min(torch.finfo(gradient.dtype).tiny)
             gradient = self.momentum * rows["velocity"] + gradient / per_row(length, gradient)
             rows["velocity"] = gradient
         alpha = self.step_sizes.to(loss.device, loss.dtype)[t.clamp(max=self.steps - 1)]

@@ -153,7 +153,7 @@ def steepest(gradient: Points, norm: Norm) -> Points:
     """Return the direction of unit norm that raises the loss fastest: the sign (linf) or g/‖g‖₂ (l2)."""
     if norm == "linf":
         return gradient.sign()
-    return gradient / per_row(row_norm(gradient, "l2"), gradient).clamp_min(1e-12)
+    return gradient / per_row(row_norm(gradient, "l2"), gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
 
 
 def random_point(clean: Points, eps: Numbers, norm: Norm, bounds: Bounds, keys: Keys) -> Points:

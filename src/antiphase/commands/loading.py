@@ -22,6 +22,7 @@ from antiphase.data import ImageSet, load_data
 from antiphase.data.images import FileImages
 from antiphase.errors import UserError, refusing, shown
 from antiphase.models.card import ModelCard, attention_kind, is_hooked, is_own_code, square_of, with_card
+from antiphase.models.own_state import own_state
 from antiphase.models.schemes.python_code import stated_class_names
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.trained import code_of
@@ -87,13 +88,14 @@ def load_models(
 
 
 def with_kind_found(model: nn.Module) -> nn.Module:
-    """Note in the card of a model of the user's own code the kind of attention and the λ that it is found to have."""
+    """Note in the card of a user's own model its state, and the attention and λ that it is found to have."""
     card = getattr(model, "card", None)
     if not isinstance(card, ModelCard) or not (is_own_code(model) or is_hooked(model)):
         return model
     images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
+    card = replace(card, state=own_state(model))
     kind, lambdas = measured_attention(model, images)
-    return model if kind is None else with_card(model, replace(card, attention=kind, lambdas=lambdas))
+    return with_card(model, card if kind is None else replace(card, attention=kind, lambdas=lambdas))
 
 
 def measured_attention(model: nn.Module, images: torch.Tensor) -> tuple[Any, tuple[float, ...]]:

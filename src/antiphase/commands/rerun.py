@@ -36,7 +36,7 @@ class RerunOptions(Options):
     """
 
     run: Annotated[Directory, Typed(argument=True)]
-    """Directory of a run: of audit, attack, quickstart, sense, certify, evaluate or a training."""
+    """Directory of a run: of audit, attack, quickstart, sense, transfer, certify, evaluate or a training."""
     out: Directory | None = None
     """Directory of the repetition. If not given: the name of the run with -again after it."""
     run_code: bool = False

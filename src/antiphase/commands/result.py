@@ -368,7 +368,7 @@ def _of_same_images(one: Result, two: Result, frames: list[pl.DataFrame]) -> lis
         frames, differ = [rows.filter(pl.col("data").is_in(same)) for rows in frames], not same
     else:
         differ = prints[0] != prints[1]
-        if differ and names[0] == names[1] and all("label" in rows.columns for rows in frames):
+        if differ and names[0] == names[1] != "array" and all("label" in rows.columns for rows in frames):
             labels = pl.concat([rows.select("sample", "label").unique() for rows in frames]).unique()
             differ = labels["sample"].is_duplicated().any()
     if differ:

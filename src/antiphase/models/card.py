@@ -47,7 +47,7 @@ def attention_kind(model: nn.Module) -> AttentionKind:
 def _runs_own_code(module: nn.Module) -> bool:
     if _known(module) or isinstance(module, torch.fx.GraphModule):  # a graph was read
         return False
-    return _is_users(type(module)) or "forward" in vars(module) or any(map(_runs_own_code, module.children()))
+    return is_users(type(module)) or "forward" in vars(module) or any(map(_runs_own_code, module.children()))
 
 
 def strongest(kinds: Set[str]) -> AttentionKind:
@@ -74,13 +74,13 @@ def attention_modules(module: nn.Module) -> list[tuple[nn.Module, AttentionKind]
 def is_own_code(model: nn.Module) -> bool:
     """Return whether any module's class or ``forward`` is not from antiphase or a library that it knows."""
     kinds = ((type(part), getattr(type(part), "forward", None), part) for part in model.modules())
-    return any(_is_users(kind) or _is_users(forward) or "forward" in vars(part) for kind, forward, part in kinds)
+    return any(is_users(kind) or is_users(forward) or "forward" in vars(part) for kind, forward, part in kinds)
 
 
 def is_hooked(model: nn.Module) -> bool:
     """Return whether a user's hook runs with any module, which may change what it returns."""
     hooks = [hook for part in model.modules() for hook in (part._forward_hooks, part._forward_pre_hooks)]
-    return any(_is_users(hook) for kept in hooks for hook in kept.values())
+    return any(is_users(hook) for kept in hooks for hook in kept.values())
 
 
 def named_attention(module: nn.Module) -> bool:
@@ -88,7 +88,8 @@ def named_attention(module: nn.Module) -> bool:
     return bool(_CLASS.search(type(module).__name__))
 
 
-def _is_users(kind: Any) -> bool:
+def is_users(kind: Any) -> bool:
+    """Return whether a class or function is neither antiphase's nor of a library that it knows."""
     return (getattr(kind, "__module__", None) or "torch").partition(".")[0] not in _LIBRARIES
 
 
@@ -96,7 +97,7 @@ def _known(module: nn.Module) -> AttentionKind | None:
     kind: Any = type(module)
     for base in kind.__mro__:
         if known := _KNOWN.get(f"{base.__module__}.{base.__qualname__}"):
-            changed = "forward" in vars(module) or (_is_users(kind) and kind.forward is not base.forward)
+            changed = "forward" in vars(module) or (is_users(kind) and kind.forward is not base.forward)
             ours = base.__module__.startswith("antiphase.") and lambda_of(module) is not None
             return "unknown" if changed else "differential" if ours else known
     if lambda_of(module) is not None:
@@ -156,6 +157,7 @@ class ModelCard:
     class_names: tuple[str, ...] | None = None  # of the outputs, if known; WordNet ids for ImageNet models
     any_size: bool = False  # whether it also takes images of other heights and widths
     code: str = ""  # digest of the user's code that built it; empty for other models
+    state: str = ""  # of attributes, hooks and classes of a user's model when it was loaded; empty for other models
     lambdas: tuple[float, ...] = ()  # mean λ of each layer, where it was measured in a user's own modules
     preprocessing: Preprocessing | None = None  # of its library; None for our own models and a user's
     doubts: tuple[str, ...] = ()  # what had to be assumed about it, as warnings for records

@@ -103,9 +103,9 @@ def forms() -> list[str]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's ``repr``, parameters and buffers, and of its code if that is a user's."""
-    code = getattr(getattr(model, "card", None), "code", "")
-    parts: list[bytes | str] = [repr(model), *([code] if code else [])]
+    """Return the SHA-256 of a model's ``repr``, parameters and buffers, and of its code and state if it is a user's."""
+    card = getattr(model, "card", None)
+    parts: list[bytes | str] = [repr(model), *filter(None, (getattr(card, name, "") for name in ("code", "state")))]
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0]):
         parts += [name, str(tensor.dtype), raw_bytes(tensor)]
     return digest(*parts)

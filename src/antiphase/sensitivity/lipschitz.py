@@ -9,7 +9,8 @@ samples' ``ids``, their positions by default. A UserError refuses an ε that is 
 
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from antiphase.arguments import UNIQUE, Count, NonNegative, Positive, Seed, validated
 from antiphase.attacks.engine.search import Rows
 from antiphase.attacks.threat import per_row, random_point, row_norm
 from antiphase.errors import UserError
+from antiphase.modules import evaluating
 from antiphase.registry import ESTIMATORS, find
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.streams import key, normal, sample_keys
@@ -85,6 +87,12 @@ class Linearisation:
         return _gradient(back, w, v)
 
 
+@contextmanager
+def _evaluated(f: Function) -> Iterator[None]:
+    with eager_attention(), evaluating(f) if isinstance(f, nn.Module) else nullcontext():
+        yield
+
+
 def _gradient(y: Tensor, x: Tensor, u: Tensor, create_graph: bool = False) -> Tensor:
     if not y.requires_grad:
         return torch.zeros_like(x)
@@ -130,7 +138,7 @@ def power_iteration(
     value. ``start`` is taken in place of the first random direction where it is not zero.
     """
     ids = _ids(x, ids)
-    with eager_attention():
+    with _evaluated(f):
         tangents = Linearisation(f, x)
         v = normal(sample_keys(key(seed, "power", 0), ids), x[0].numel()).to(x.dtype).view_as(x)
         v = v if start is None else unit(start, v)
@@ -167,7 +175,7 @@ def unit(g: Samples, otherwise: Samples) -> Samples:
 def exact_norm(f: Function, x: Samples) -> OperatorNorm:
     """Return ‖J(x)‖ from the dense Jacobian, one backward pass for each output."""
     _ids(x, None)
-    with eager_attention():
+    with _evaluated(f):
         tangents = Linearisation(f, x)
         outputs = torch.eye(tangents.y.shape[1]).to(tangents.y)
         jacobian = torch.stack([tangents.vjp(one.expand_as(tangents.y)).flatten(1) for one in outputs], 1)
@@ -184,7 +192,8 @@ def uniform_sampling(
     The sensitivity paper's estimator is the largest quotient (Section 5.3; “mean” there is over layers). With D inputs
     both are near the average slope, ‖J‖_F/√D where f is nearly linear. ``samples`` is K, a forward pass each.
     """
-    return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
+    with _evaluated(f):
+        return uniform_sampling_of_all(lambda x: [f(x)], x, eps, samples, seed, ids)[0]
 
 
 def uniform_sampling_of_all(
@@ -272,7 +281,7 @@ def gradient_ascent(
     uniform = sampled or uniform_sampling(f, x, eps, samples=16, seed=seed, ids=ids)
     best = Rows(value=power.value, direction=torch.zeros_like(x))
     _keep(best, uniform.largest, uniform.perturbation)
-    with eager_attention(), torch.no_grad():
+    with _evaluated(f), torch.no_grad():
         clean = _checked(f(x.clone()), x)
         direct = Rows(value=torch.full_like(power.value, -1.0), direction=torch.zeros_like(x))
         for radius in _RADII:

@@ -48,7 +48,7 @@ class Spread:
     def degrees(self) -> float:
         """Satterthwaite's degrees of freedom s⁴/(S²/(k − 1) + I²/ν), ν those of I; ν with one seed."""
         of_samples = self.n - 1.0 if self.by_group is None else self.by_group
-        if self.seeds == 1:
+        if self.seeds == 1 or not self.variance:
             return of_samples
         return self.variance**2 / (self.by_seed**2 / (self.seeds - 1) + self.by_sample**2 / of_samples)
 
@@ -74,17 +74,20 @@ class CrossedEstimate(Estimate):
         return 0 if self.spread is None else self.spread.seeds
 
 
-def crossed_mean(values: SeedsBySamples, groups: Int64[np.ndarray, " samples"] | None = None) -> CrossedEstimate:
-    """Estimate the mean over crossed seeds and samples of hits, or differences of hits, within [−1, 1].
+def crossed_mean(
+    values: SeedsBySamples, groups: Int64[np.ndarray, " samples"] | None = None, hits: bool = True
+) -> CrossedEstimate:
+    """Estimate the mean over crossed seeds and samples.
 
-    The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. Samples of
-    equal values get the variance with one more hit on either side, (n + 1)/(n + 2)², since 0 hits of n do not imply a
-    rate of 0. With one seed the interval is over the samples only.
+    The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. With one
+    seed it is over the samples only.
 
     Args:
         groups: the group of each sample, where groups count alike and values differ from the mean by what they differ
             by within their group. With Q_g the sum of squares of group g of n_g samples, I has
             ν = (Σ Q_g)²/Σ(Q_g²/(n_g − 1)) degrees of freedom: few where a small group varies most.
+        hits: whether values are hits, or differences of hits, within [−1, 1]. Samples of equal values then get the
+            variance with one more hit on either side, (n + 1)/(n + 2)²: 0 hits of n do not imply a rate of 0.
     """
     k, n = values.shape
     if not values.size or not np.isfinite(values).all():
@@ -94,7 +97,7 @@ def crossed_mean(values: SeedsBySamples, groups: Int64[np.ndarray, " samples"] |
         return CrossedEstimate(mean, -math.inf, math.inf, 1)
     by_seed, by_sample = values.mean(1), values.mean(0)
     samples = float(by_sample.var(ddof=1))
-    samples = (samples if samples > 1e-12 else (n + 1) / (n + 2) ** 2) / n
+    samples = (samples if samples > 1e-12 or not hits else (n + 1) / (n + 2) ** 2) / n
     spread = Spread(1, n, 0.0, samples, 0.0, None if groups is None else _degrees(by_sample - mean, groups))
     if k > 1:
         rest = values - by_seed[:, None] - by_sample[None] + mean

@@ -37,7 +37,7 @@ def estimates(rows: pl.DataFrame, by: Sequence[str], value: pl.Expr, kind: Kind 
     records = []
     for key, block in rows.group_by(by, maintain_order=True):
         matrix = as_matrix(block, value, str(key))
-        estimate = _WITHIN[kind](crossed_mean(matrix, _groups(block)))
+        estimate = _WITHIN[kind](crossed_mean(matrix, _groups(block), hits=kind in ("share", "difference")))
         by_seed = matrix.mean(1).tolist()
         records.append((*key, estimate.value, estimate.low, estimate.high, estimate.n, len(matrix), by_seed))
     schema: dict[str, Any] = {name: rows.schema[name] for name in by}

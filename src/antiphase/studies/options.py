@@ -135,9 +135,9 @@ class RowsOptions(StudyOptions):
 
 
 class ClaimsOptions(AnyStudyOptions):
-    """Print every claim with its verdict: holds, contradicted, absent, undecided, or not run (yet).
+    """Print every claim with its verdict: holds, smaller than claimed, contradicted, absent, undecided, or not run.
 
-    An undecided claim is listed with the training seeds and core-minutes that a verdict is expected to take.
+    An undecided claim is listed with the training seeds and core-hours that a verdict is expected to take.
 
     Under the profile smoke no claim is judged.
 

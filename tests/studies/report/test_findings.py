@@ -134,7 +134,7 @@ def test_readme_has_the_answers_in_brief_with_what_decides_them():
     yes = "differential attention more fragile?** Its first form is, in one-layer models under PGD (+5.0 [4.0, 6.0]; "
     assert yes in block
     assert "- **Why?** Whether opposed gradients, the paper's explanation, add to it, to first order, is open" in block
-    assert "chosen for the largest of three ASR gaps" in block
+    assert "chosen: largest ASR gap of three" in block
     assert 'src="docs/answers.svg"' in block
     assert "| claims of |" not in block
     (depth, angle) = answer_lines([replace(results()[-2], claims=[over]), results()[-1]], QUESTIONS)

@@ -25,6 +25,10 @@ _FLAT = 0.05  # share of gradients; masked samples stay robust and dominate the 
 _BLACK_BOX_GAIN = 0.01  # share of all samples
 
 
+class NoSamples(UserError):
+    """There is nothing to attack; the attack's norm and settings were accepted."""
+
+
 def check_targets(targets: Targets, classes: int) -> None:
     """Refuse more target classes than others; AutoAttack's 9 stands for all other classes if there are fewer."""
     if isinstance(targets, int) and targets >= classes and targets != ALL_TARGETS:
@@ -36,7 +40,7 @@ def check_inputs(images: Tensor, threat: Threat, ids: Tensor, context: Tensor | 
     count = len(images)
     if images.ndim < 2 or not count or images.dtype not in _FLOATS:
         kind = f"images of shape {tuple(images.shape)} and {images.dtype}"
-        raise UserError(f"{kind}: expected (samples, C, H, W) of float32 or float64")
+        raise (UserError if count else NoSamples)(f"{kind}: expected (samples, C, H, W) of float32 or float64")
     if len(ids.unique()) < count:
         raise UserError("duplicate ids: each sample needs its own, since its random draws are keyed by id")
     if context is not None and context.shape[:1] != (count,):

@@ -199,8 +199,10 @@ def checked(logits: Any, images: Tensor, seen: Counter[str] | None = None) -> Te
     if logits.shape[1] != classes:
         raise UserError(f"the model returned {classes} logits for an image, then {logits.shape[1]}: expected as many")
     if logits.is_complex() or not torch.isfinite(logits).all():
-        odd = "complex" if logits.is_complex() else "NaN or infinite"
-        raise UserError(f"the model returned {odd} logits: expected finite real ones; check its weights")
+        bad = int((~torch.isfinite(logits)).any(1).sum())
+        odd = "complex logits" if logits.is_complex() else f"NaN or infinite logits for {bad} of {count} images"
+        fix = "look for an overflow or a division by zero in the model, and at its weights"
+        raise UserError(f"the model returned {odd}: expected finite real ones; {fix}")
     return two_classes(logits.to(images.dtype))
 
 

@@ -76,7 +76,7 @@ def run_search(
                     search.step(lane.batch, lane.oracle)
                 work.collect()
                 show(work.resolved, f"{work.broken:,} broken")  # no rate: what is decided early is broken
-        warnings += checks.inspect_search(oracle, work.failed, work.stuck)
+        warnings += checks.inspect_search(oracle, work.failed, work.stuck if threat.eps else 0)
     settings |= {"seed": run.seed, "early_stop": run.early_stop}
     settings |= {"precision": oracle.precision} if oracle.precision != "float32" else {}
     settings |= {"passes": run.passes} if run.passes > 1 else {}

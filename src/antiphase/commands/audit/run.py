@@ -4,6 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from antiphase.arguments import unchecked
 from antiphase.attacks import eps_at
 from antiphase.attacks.catalogue import most_passes, settings_of
+from antiphase.attacks.engine.checks import NoSamples
 from antiphase.attacks.engine.oracle import attacked
 from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.result import AttackResult
@@ -37,7 +39,7 @@ from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
-from antiphase.registry import QUESTIONS, find
+from antiphase.registry import ATTACKS, QUESTIONS, find
 from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import Cache, Journal, slice_size
@@ -233,6 +235,7 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     lineup = lineup or load_attacked(options)
     began, out = time.monotonic(), options.out
     options = options.for_images(lineup.data.image_shape)
+    check_stages(options, lineup.data.image_shape)
     lineup, notes = lineup.ordered()
     models, data = lineup.by_name, lineup.data
     kept = keep_some(data, sorted(options.eps)[len(options.eps) // 2])
@@ -301,6 +304,15 @@ def check_attack(options: AuditOptions) -> None:
         _ = attack.ensemble
     if options.compile:
         check_compiler(find_device(options.device))
+
+
+def check_stages(options: AuditOptions, image_shape: Sequence[int]) -> None:
+    """Refuse a norm, or a setting such as a patch's width, that one of the attacks or controls does not know."""
+    images, threat = torch.empty(0, *image_shape), Threat(options.norm, options.eps[0])
+    for stage in (stage for attack in options.with_control() for stage in attack.ensemble.stages):
+        if isinstance(ATTACKS.get(stage.name), str):
+            with suppress(NoSamples):
+                stage.attack(None, images, None, threat, **stage.settings)
 
 
 def load_attacked(options: AuditOptions) -> Lineup:

@@ -119,10 +119,11 @@ def _as_twins(rows: RowsByTable) -> dict[str, pl.DataFrame]:
 
 
 def _attack_cells(profile: Profile) -> list[Cell]:
-    """Return AutoAttack, patches of each width, and Carlini and Wagner's attack."""
+    """Return AutoAttack on as many images as PGD, patches of each width, and Carlini and Wagner's attack."""
     sizes = bench(profile)
+    strong = partial(replace(sizes, few=sizes.images).attack, eps=AT, attack="autoattack")
     patches = (partial(sizes.patch, width=width) for width in WIDTHS)
-    return measured(_each(profile), partial(sizes.attack, eps=AT, attack="autoattack"), sizes.nearest, *patches)
+    return measured(_each(profile), strong, sizes.nearest, *patches)
 
 
 def _draw_attacks(rows: RowsByTable) -> Artefact:
@@ -152,7 +153,13 @@ def _attack_checks(rows: RowsByTable) -> Checks:
     }
 
 
-LARGER_ATTACKS = _study("larger-attacks", _attack_cells, _draw_attacks, _attack_checks)
+LARGER_ATTACKS = _study(
+    "larger-attacks",
+    _attack_cells,
+    _draw_attacks,
+    _attack_checks,
+    settings=lambda profile: larger_settings(profile) | {"images under AutoAttack": str(bench(profile).images)},
+)
 
 
 def _layer_checks(rows: RowsByTable) -> Checks:

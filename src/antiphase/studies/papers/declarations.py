@@ -32,6 +32,15 @@ _TEMPLATES = Environment(undefined=StrictUndefined, autoescape=False)  # plain t
 _TEMPLATES.filters |= {"eps": eps_label, "listed": listed}
 
 
+_SETTINGS_OF = {
+    "PGD": {"pgd", "patch", "Transfer"},
+    "AutoAttack": {"autoattack"},
+    "CW": {"carlini-wagner"},
+    "sensitivity": {"Sense", "Radius"},
+    **{one: {"pgd", "patch", "autoattack", "carlini-wagner"} for one in ("runs", "ε", "search", "label", "verdicts")},
+}  # cells that settings are shown with, by the last word of their names
+
+
 def filled(words: str, **values: Any) -> str:
     """Return words with values in the places that double braces name."""
     return _TEMPLATES.from_string(words).render(values)
@@ -86,7 +95,10 @@ class Paper:
                     parts.setdefault(claim.name, {})[data] = claim
             return list(map(_joined, parts.values()))
 
-        return Study(name, self.name, words["label"], words["title"], words["text"], cells, draw, claims, settings)
+        def used(profile: Profile) -> dict[str, str]:
+            return _as_used(settings(profile), cells(profile))
+
+        return Study(name, self.name, words["label"], words["title"], words["text"], cells, draw, claims, used)
 
     def plot(
         self,
@@ -106,6 +118,13 @@ class Paper:
         templates = {name: words for kind in kinds for name, words in self.words["settings"][kind].items()}
         shown = {name: filled(words, **values) for name, words in templates.items()}
         return {name: value for name, value in shown.items() if value}
+
+
+def _as_used(shown: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, str]:
+    """Return settings without those of attacks and measurements that none of the cells makes."""
+    made = {getattr(cell, "name", type(cell).__name__) for cell in cells}
+    unused = {name for name, kinds in _SETTINGS_OF.items() if not made & kinds}
+    return {name: value for name, value in shown.items() if name.split(" ")[-1] not in unused}
 
 
 def _joined(parts: Mapping[str, Claim]) -> Claim:

@@ -44,8 +44,9 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     values["notes"] = {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged}
     values["scarce"] = [one.title for one in begun if any(claim.lacks_seeds for claim in one.claims)]
     values["open"] = [result for result in results if not result.done or unfinished(result)]
-    for name, study in (("vits", "figure-2a"), ("clips", "figure-2b")):
-        values[name] = next((one.settings for one in begun if one.name == study), {})
+    settings = {"vits": ("figure-2a", "figure-3b", "figure-3c"), "clips": ("figure-2b",), "larger": ("larger-attacks",)}
+    for name, studies in settings.items():
+        values[name] = {key: value for one in begun if one.name in studies for key, value in one.settings.items()}
     counts = {paper: sum(is_tested(one) for _, one in pairs) for paper, pairs in words.by_source(begun).items()}
     values["tested_by_paper"] = {SHORT.get(paper, paper): count for paper, count in counts.items() if count}
     return _filled(template, values)
