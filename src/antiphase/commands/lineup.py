@@ -101,7 +101,8 @@ def load_lineup(options: Any) -> Lineup:
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = model_card.card_of(loaded[0])
     usual = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
-    if (source := options.data or usual or (card.recipe or {}).get("data")) is None:
+    source = options.data if options.data is not None else usual or (card.recipe or {}).get("data")
+    if source is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     noise = source == "random"
     how = {"limit": options.limit, "seed": 0, "progress": not options.quiet, "skip_bad": options.skip_bad}

@@ -138,8 +138,10 @@ def read_models(value: Any) -> Any:
     """Split a comma-separated list of models; a comma before ``name=`` belongs to the settings after a ``?``."""
     if not isinstance(value, str) or os.path.isdir(os.path.expanduser(value)):
         return (value,) if isinstance(value, str) else read_words(value)
+    if not (words := read_words(value)):
+        raise UserError(f"{shown(value)}: expected a model; leave the option out for none")
     models: list[str] = []
-    for word in read_words(value):
+    for word in words:
         if models and "?" in models[-1] and _SETTING.match(word):
             models[-1] += f",{word}"
         else:

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ def listed_pairs(
     files = [file for file, captions, _ in rows if captions]
     some = files[:100]  # since single files may be missing
     for root in places:
-        if not files or any((root / file).is_file() for file in some):
+        if not files or any(os.path.isfile(root / file) for file in some):
             if split != "train":
                 refuse_missing(f"{name} ({split})", root, files, fix)
             return row_pairs(name, split, root, rows, *more)

@@ -130,7 +130,7 @@ def _lines(path: Path, counted: bool = False) -> list[str]:
 
 def parquet_images(path: str, split: str) -> FileImages:
     """List the images of the Parquet files in a path or glob, in the hub's layout, described in docs/data.md."""
-    name, place = f"parquet:{path}", Path(path).expanduser()
+    name, place = f"parquet:{path}", Path(os.path.expanduser(path))
     below = place.rglob("*.parquet") if place.is_dir() else map(Path, glob.glob(str(place), recursive=True))
     candidates = [place] if place.is_file() else below
     paths = sorted(Path(os.path.abspath(path)) for path in candidates if path.is_file())  # links keep their names

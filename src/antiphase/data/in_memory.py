@@ -2,9 +2,9 @@
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
     """Return the images of a NumPy archive, described in docs/data.md; nothing is unpickled."""
     name = f"npz:{printable(path)}"
     try:
-        with regular_file(Path(path).expanduser()) as raw:  # NumPy itself would leave a damaged file open
+        with regular_file(os.path.expanduser(path)) as raw:  # NumPy itself would leave a damaged file open
             archive = np.load(raw, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array")

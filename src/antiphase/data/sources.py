@@ -59,7 +59,7 @@ class Source:
     def load(self, name: str, split: str, root: str | os.PathLike[str] | None, **settings: Any) -> Any:
         known = {"name": name, "split": split, "root": data_root(root), "path": name.partition(":")[2]}
         known |= self.more | settings
-        known["place"] = Path(known["path"]).expanduser()
+        known["place"] = Path(os.path.expanduser(known["path"]))
         parameters = inspect.signature(self.function).parameters
         return self.function(**{name: known[name] for name in parameters if name in known})
 

@@ -241,7 +241,11 @@ def _in_words(value: Any) -> str:
     """Return a setting of a recipe as a reader has it: settings of its own in brackets, without those not given."""
     if not isinstance(value, Mapping):
         return "none" if value is None else str(value)
-    given = {name: eps_label(one) if name == "eps" else one for name, one in value.items() if one is not None}
+    given = {
+        name: eps_label(one) if name == "eps" and isinstance(one, int | float) else one
+        for name, one in value.items()
+        if one is not None
+    }
     return f"({', '.join(f'{name} {one}'.replace('_', ' ') for name, one in given.items())})"
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,7 +93,9 @@ def read_recipe(directory: Path) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{directory}: no {RECIPE_FILE} found; expected a directory of antiphase train")
     recipe = read_json(path, fix="restore it from a backup or train again")
-    seed, data = recipe.get("seed"), recipe.get("data")
+    seed, data, kind = recipe.get("seed"), recipe.get("data"), recipe.get("kind")
+    if kind is not None and not isinstance(kind, str):
+        raise UserError(f"{path}: kind {shown(kind)}: expected text; train again")
     if seed is not None and not (type(seed) is int and 0 <= seed < 2**63):
         raise UserError(f"{path}: seed {shown(seed)}: expected an integer of at least 0; train again")
     if data is not None and not isinstance(data, str):
@@ -126,14 +129,17 @@ def _refuse_mistaken(path: Path) -> None:
     why = next((words for pattern, words in _MISTAKEN.items() if re.match(pattern, head)), "")
     if head.startswith(b"PK\3\4"):
         try:
-            names = " ".join(zipfile.ZipFile(path).namelist())
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            with zipfile.ZipFile(path) as archive:
+                names, damaged = " ".join(archive.namelist()), archive.testzip()
+        except (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError):
             why = "is incomplete; copy or download it again"
         else:
             if "constants.pkl" in names:
                 why = "is a TorchScript archive; save its weights alone: torch.save(model.state_dict(), FILE)"
             elif "data.pkl" not in names:
                 why = "is an archive of something else; expected a file of torch.save or safetensors"
+            elif damaged:
+                why = f"is damaged (the checksum of {damaged} is wrong); copy or download it again"
     if why:
         raise UserError(f"{path}: {why}")
 
@@ -247,8 +253,8 @@ def _dotted(place: str) -> str:
 def file_and_set(name: str | Path) -> tuple[Path, str]:
     """Return the file and the set of ``FILE#SET``; the set is empty if none is named."""
     file, _, which = str(name).rpartition("#")
-    path = Path(name).expanduser()
-    return (Path(file).expanduser(), which) if file and not os.path.exists(path) else (path, "")
+    path = Path(os.path.expanduser(name))
+    return (Path(os.path.expanduser(file)), which) if file and not os.path.exists(path) else (path, "")
 
 
 def _choice(labels: list[str], path: Path) -> str:
@@ -319,6 +325,6 @@ def files_of(path: Path) -> list[Path]:
         names = {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         names = set()
-    if not names or any(os.path.basename(name) != name or name.endswith(_INDEX) for name in names):
+    if not names or any(Path(name).name != name or name.endswith(_INDEX) for name in names):
         raise UserError(f"{path}: no index of a checkpoint; expected a weight_map from names to files")
     return [path, *(path.with_name(name) for name in sorted(names))]

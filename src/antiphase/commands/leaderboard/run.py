@@ -107,7 +107,8 @@ def rankings(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
     boards: dict[tuple[str, str, float, str], dict[Any, list[Row]]] = {}
     for row in rows:
         data = row.card.data
-        width = (row.card.attack.settings.get(row.rates.attack) or {}).get("width")
+        settings = row.card.attack.settings.get(row.rates.attack)
+        width = settings.get("width") if isinstance(settings, dict) else None
         norm = NORMS[row.rates.norm] + (f", {width} × {width} pixels" if width else "")
         place = (f"{data.dataset} ({data.split}, {data.n:,} images)", norm, row.rates.eps, data.fingerprint)
         boards.setdefault(place, {}).setdefault((row.model.weights, row.control), []).append(row)
