@@ -6,9 +6,8 @@ from typing import Any, Literal, Unpack
 from antiphase.arguments import Count, unchecked, validated
 from antiphase.attacks.apgd import apgd
 from antiphase.attacks.catalogue import AttackSpec
+from antiphase.attacks.engine import oracle, search
 from antiphase.attacks.engine.checks import ALL_TARGETS
-from antiphase.attacks.engine.oracle import Classifier
-from antiphase.attacks.engine.search import Images, Labels, RunOptions
 from antiphase.attacks.fab import MOST_CLASSES, fab
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.square import square
@@ -23,16 +22,16 @@ _PASSES = 20  # of a randomised model, averaged
 
 @validated
 def autoattack(
-    model: Classifier,
-    images: Images,
-    labels: Labels,
+    model: oracle.Classifier,
+    images: search.Images,
+    labels: search.Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
     version: Version = "standard",
     steps: Count = 100,
     queries: Count = 5000,
     targets: Count = 9,
-    **run: Unpack[RunOptions],
+    **run: Unpack[search.RunOptions],
 ) -> AttackResult:
     """Run a parameter-free ensemble of attacks; each attacks only the samples that those before it failed to break.
 

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from antiphase.arguments import Count, validated
-from antiphase.attacks.catalogue import AttackSpec
+from antiphase.attacks import catalogue, objectives
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
-from antiphase.attacks.objectives import margin
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, random_point
 from antiphase.streams import sample_keys
@@ -47,9 +46,9 @@ class _Noise:
         keys = sample_keys(rows["key"], rows["t"])
         x = random_point(rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds, keys)
         logits = oracle.forward(rows, x)
-        rows.keep_best(x, margin(logits, rows["label"]), logits.argmax(1) != rows["label"])
+        rows.keep_best(x, objectives.margin(logits, rows["label"]), logits.argmax(1) != rows["label"])
         rows["t"] = rows["t"] + 1
         rows["done"] = rows["t"] == self.draws
 
 
-NOISE = AttackSpec(noise, "Noise", black_box=True, control=None)
+NOISE = catalogue.AttackSpec(noise, "Noise", black_box=True, control=None)

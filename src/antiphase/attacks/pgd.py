@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from antiphase.arguments import Count, NonNegative, Positive, validated
-from antiphase.attacks import objectives
-from antiphase.attacks.catalogue import AttackSpec
+from antiphase.attacks import catalogue, objectives
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions, expected
@@ -209,6 +208,6 @@ def squares(width: int, rows: Rows) -> Bool[Tensor, "batch 1 height width"]:
     return (inside_down[:, :, None] & inside_across[:, None, :])[:, None]
 
 
-PGD = AttackSpec(pgd, "PGD", unset=lambda settings: {"step_size": "ε/4"})
-FGSM = AttackSpec(fgsm, "FGSM")
-PATCH = AttackSpec(patch_pgd, "Patch PGD", unset=lambda settings: {"step_size": "ε/4"})
+PGD = catalogue.AttackSpec(pgd, "PGD", unset=lambda settings: {"step_size": "ε/4"})
+FGSM = catalogue.AttackSpec(fgsm, "FGSM")
+PATCH = catalogue.AttackSpec(patch_pgd, "Patch PGD", unset=lambda settings: {"step_size": "ε/4"})

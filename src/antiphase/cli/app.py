@@ -24,11 +24,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit, TyperException
 from typer.main import get_command_from_info, get_group_from_info
 
+from antiphase import files, processes, registry
 from antiphase.commands import COMMANDS, commands_of
 from antiphase.errors import Failures, UserError, one_line, shown
-from antiphase.files import read_text, unreadable
-from antiphase.processes import keep_freed_memory, rank_and_count
-from antiphase.registry import imported
 from antiphase.terminal import TABLE_FORMATS, check_format, prepare_streams, say
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ def register(group: typer.Typer, command: "Command") -> None:
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
             with command.place(chosen):
-                content = imported(command.run)(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
+                content = registry.imported(command.run)(chosen, shlex.join(["antiphase", *sys.argv[1:]]))
                 answer, tables = command.told(chosen, content, began, form)
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables
@@ -198,10 +196,10 @@ app = typer.Typer(
 @contextlib.contextmanager
 def mistakes_in_one_line() -> Iterator[None]:
     """Prepare the process for a command, and end it with one line and exit code 2 after a user's mistake."""
-    keep_freed_memory()
+    processes.keep_freed_memory()
     prepare_streams()
     try:
-        rank_and_count()
+        processes.rank_and_count()
         yield
         sys.stdout.flush()
     except Failures as error:
@@ -264,11 +262,11 @@ def _finite(value: Any) -> Any:
 
 def _configured(path: Path, fields: "Mapping[str, FieldInfo]") -> dict[str, Any]:
     """Return the values of a TOML file as one would type them."""
-    text = read_text(path, "expected a TOML file")
+    text = files.read_text(path, "expected a TOML file")
     try:
         stored = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise unreadable(path, error, "expected a TOML file") from None
+        raise files.unreadable(path, error, "expected a TOML file") from None
     values: dict[str, Any] = {}
     flags = {flag.strip("-"): key for key, field in fields.items() for flag in how_typed(field).flags}
     for name, value in stored.items():

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from antiphase import registry, terminal
 from antiphase.commands.command import Command
 from antiphase.commands.options import Directory, OneModel, Options, RandomWeights, Seed, Typed
 from antiphase.commands.run_folder import run_folder
 from antiphase.errors import UserError
-from antiphase.registry import VARIANTS
-from antiphase.terminal import say
 
 
 class ConvertOptions(Options):
@@ -27,7 +26,7 @@ class ConvertOptions(Options):
     """
 
     model: OneModel
-    to: Annotated[str, Typed(choices=("diffvit", *VARIANTS))]
+    to: Annotated[str, Typed(choices=("diffvit", *registry.VARIANTS))]
     """diffvit, v2, grouped or gated. diffvit gives each head a second map and V1's λ. v1 and dint are refused."""
     out: Directory
     """Directory to write."""
@@ -64,7 +63,7 @@ def convert(model: Any, to: str, *, out: str | Path | None = None, **options: An
 def answer_convert(options: ConvertOptions, _: str) -> dict[str, Any]:
     """Write the converted model; return where it is and from what it was made."""
     convert(**options.model_dump())
-    say(f"{options.out}: {options.model} with {options.to} attention and the same outputs")
+    terminal.say(f"{options.out}: {options.model} with {options.to} attention and the same outputs")
     return options.record()
 
 
@@ -108,7 +107,7 @@ def answer_export(options: ExportOptions, _: str) -> dict[str, str]:
             places["out"] = str(write_model(model, options.out, layout=options.layout))
         if options.push is not None:
             places["pushed"] = str(push(model, options.push, private=not options.public))
-        say(*places.values(), sep="\n")
+        terminal.say(*places.values(), sep="\n")
         return places
 
 

@@ -12,6 +12,7 @@ import polars as pl
 import torch
 from torch import nn
 
+from antiphase import modules, store
 from antiphase.commands.loading import check_twins, find_device, live_object, load_models, measured_attention
 from antiphase.commands.run_folder import finished
 from antiphase.data import ImageSet, load_data
@@ -24,10 +25,8 @@ from antiphase.models.class_names import in_model_order, read_class_names
 from antiphase.models.schemes.scheme import named_spec
 from antiphase.models.zeroshot import bound, is_dual_encoder
 from antiphase.models.zoo import fingerprint
-from antiphase.modules import device_of
 from antiphase.precision import multiplies_bf16
 from antiphase.processes import this_process
-from antiphase.store import write_frame
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Lineup:
         for name, model in self.by_name.items():
             card, lambdas = model_card.card_of(model), model_card.mean_lambdas(model)
             if isinstance(self.data, ImageSet) and card.attention not in ("softmax", "none"):
-                images = self.data.images(range(min(8, len(self.data)))).to(device_of(model))
+                images = self.data.images(range(min(8, len(self.data)))).to(modules.device_of(model))
                 lambdas = model_card.mean_lambdas(model, images) or measured_attention(model, images)[1]
             entry = {"name": name, "attention": card.attention, "seed": card.seed}
             if any((card.recipe or {}).get(field) for field in ("adversarial", "defences")):
@@ -227,7 +226,7 @@ def write_run(
                 before = frame.columns[: frame.columns.index("sample") + 1]
                 frame = frame.join(named, on="sample", how="left", maintain_order="left")
                 frame = frame.select(*before, "file", pl.exclude(*before, "file"))
-            write_frame(out / f"{name}.parquet", frame)
+            store.write_frame(out / f"{name}.parquet", frame)
             digests[f"{name}.parquet"] = hashlib.sha256((out / f"{name}.parquet").read_bytes()).hexdigest()
     models = lineup.by_name
     cards = {name: model_card.card_of(model) for name, model in models.items()}
@@ -239,7 +238,7 @@ def write_run(
     about |= {"images": described_pixels(data)} if isinstance(data, ImageSet) and hasattr(options, "resize") else {}
     about |= {"architectures": {name: _architecture(model) for name, model in models.items()}}
     about |= {"data": data.name, "data_fingerprint": data.fingerprint(), "n": len(data)}
-    about |= finished(out, began) | environment_record(device_of(lineup.models[0]))
+    about |= finished(out, began) | environment_record(modules.device_of(lineup.models[0]))
     about |= {"warnings": warnings, "sha256": digests}
     write_json(out / "run.json", about | record)
     write_json(out / "summary.json", summary)

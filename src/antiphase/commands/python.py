@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from antiphase import registry, terminal
 from antiphase.commands import find_command
 from antiphase.commands.loading import as_text
 from antiphase.commands.options import Options
 from antiphase.commands.result import Result, in_files
 from antiphase.errors import UserError
 from antiphase.processes import this_process
-from antiphase.registry import CLIPS
-from antiphase.terminal import say
 
 
 def audit(model: Any, **options: Any) -> Result:
@@ -72,7 +71,7 @@ def train(model: Any, data: Any, **options: Any) -> Result:
     A module is trained in place. ``data`` and ``held_out`` may be image sets, or what ``load_data`` takes. Without
     ``out`` the weights are held in memory: ``save`` writes a directory that ``load_model`` takes.
     """
-    clip = isinstance(model, str) and model in CLIPS
+    clip = isinstance(model, str) and model in registry.CLIPS
     return _run("train-clip" if clip else "train", {"model": model, "data": data, **options})
 
 
@@ -99,7 +98,7 @@ def study(names: Any, **options: Any) -> Result:
         chosen: Any = kind(**{**options, "names": named, "store": store})
         if chosen.dry_run:
             raise UserError("study: dry_run gives no result; use antiphase study run --dry-run")
-        tell = (lambda _: None) if chosen.quiet else partial(say, err=True)
+        tell = (lambda _: None) if chosen.quiet else partial(terminal.say, err=True)
         run(chosen, tell, tell)
         result = studied(chosen)
     return result if options.get("store") is not None else type(result)(result.kind, result.files)

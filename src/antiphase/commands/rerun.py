@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from antiphase import registry, terminal
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.command import Answer, Command, Refusal
 from antiphase.commands.options import Directory, Options, Quiet, Typed
 from antiphase.commands.run_folder import held_by, refuse_finished
 from antiphase.errors import UserError, shown
 from antiphase.files import read_json, read_json_lines, read_rows
-from antiphase.registry import imported
-from antiphase.terminal import say
 
 if TYPE_CHECKING:
     import polars as pl
@@ -69,15 +68,15 @@ def answer(options: RerunOptions, typed: str) -> Answer:
     check_code(repeated, options.run_code, run)
     began = time.monotonic()
     with command.place(repeated):
-        command.told(repeated, imported(command.run)(repeated, typed), began)
+        command.told(repeated, registry.imported(command.run)(repeated, typed), began)
     files = compared(options.run, out)
     for one in files:
         differing = (f"{column} in {difference['rows']} rows" for column, difference in one["columns"].items())
         aspect = "bytes" if one["file"] == _WEIGHTS else "length or schema"
         verdict = "equal" if one["equal"] else f"differs: {', '.join(differing) or aspect}"
-        say(f"{one['file']}: {verdict}")
+        terminal.say(f"{one['file']}: {verdict}")
     equal = all(one["equal"] for one in files)
-    say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
+    terminal.say(f"the numbers of {options.run} and {out} are {'equal' if equal else 'not equal'}")
     told = {"command": name, "run": str(options.run), "out": str(out), "equal": equal, "files": files}
     return told if equal else Refusal(told)
 

@@ -16,6 +16,7 @@ import polars as pl
 from matplotlib.figure import Figure
 from rich.text import Text
 
+from antiphase import store, terminal
 from antiphase.arguments import validated
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
@@ -26,8 +27,6 @@ from antiphase.report.page import Headline, Section, environment, write_page
 from antiphase.report.table import OnConsole, Table, table_text
 from antiphase.report.words import estimate_of
 from antiphase.statistics.decisions import decide
-from antiphase.store import as_parquet
-from antiphase.terminal import eps_label
 
 WEIGHTS = "model.safetensors"
 _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
@@ -284,7 +283,7 @@ def in_files(contents: Mapping[str, Any], **frames: pl.DataFrame) -> dict[str, b
     """Return JSON and tables as the files of a run, by their names without an ending."""
     texts = {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in contents.items()}
     files = {f"{name}.json": f"{text}\n".encode() for name, text in texts.items()}
-    return files | {f"{name}.parquet": as_parquet(frame) for name, frame in frames.items()}
+    return files | {f"{name}.parquet": store.as_parquet(frame) for name, frame in frames.items()}
 
 
 def listed(models: Sequence[Mapping[str, Any]]) -> str:
@@ -356,7 +355,7 @@ def combined_rows(one: Result, two: Result, table: str | None = None) -> tuple[p
 
         def told(column: pl.Series) -> str:
             values = column.unique(maintain_order=True).to_list()
-            words = (eps_label(value) if isinstance(value, float) else str(value) for value in values)
+            words = (terminal.eps_label(value) if isinstance(value, float) else str(value) for value in values)
             return f"{column.name} {', '.join(words)}"
 
         names = [name for name in ("norm", "eps") if name in cell]

@@ -14,10 +14,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data.captions import read_list
+from antiphase.data import captions, folders
 from antiphase.data.decoding import decode_whole
 from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
-from antiphase.data.folders import refuse_missing
 from antiphase.data.sources import find_named, listed_sources
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
@@ -110,7 +109,7 @@ def llava_conversations(name: str, path: str, root: Path, images: str = "", only
     folder, file = (place if place.exists() or not (root / place).exists() else root / place for place in places)
     if not folder.is_dir():
         raise UserError(f"{name}: {folder}: no such folder; expected the folder of the images")
-    records = read_list(file)
+    records = captions.read_list(file)
     if only and isinstance(records, list):
         entries = (one for one in records if isinstance(one, dict))
         records = [one for one in entries if str(one.get("image", "")).startswith(only)]
@@ -119,7 +118,7 @@ def llava_conversations(name: str, path: str, root: Path, images: str = "", only
         clause = f" about an image whose path begins with {only!r}" if only else ""
         raise UserError(f"{name}: no conversation{clause} in {file}; expected LLaVA's layout")
     files = [record["image"] for record in records if "image" in record]
-    refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
+    folders.refuse_missing(name, folder, files, "download them, or keep one folder with &only=")
     if empty := [file for file in files if not (folder / file).stat().st_size]:
         raise UserError(f"{name}: {len(empty):,} of the images are empty files, the first is {empty[0]}: download them")
 

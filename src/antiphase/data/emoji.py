@@ -30,8 +30,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from antiphase.data.decoding import Square
-from antiphase.data.folders import choose_split, data_root
+from antiphase.data import decoding, folders
 from antiphase.data.images import ArrayPairs, ImageObjects, run_lengths
 from antiphase.errors import UserError
 from antiphase.files import replacing
@@ -83,11 +82,11 @@ def emoji_pairs(
     Labels are the nine Unicode groups. ``tones`` asks for all skin tones, not one drawn by lot. The drawings are cached
     below ``root``, the data folder. ``artists`` are those of a set of several. See docs/data.md.
     """
-    choose_split(name, split, ("train", "test"))
+    folders.choose_split(name, split, ("train", "test"))
     emojis = _emojis()
     kept = {number for number, emoji in enumerate(emojis) if held_out(emoji.concept) == (split == "test")}
     kept -= set() if tones else _spare_tones()
-    sets = [_drawings(artist, data_root(root), progress) for artist in artists or (name,)]
+    sets = [_drawings(artist, folders.data_root(root), progress) for artist in artists or (name,)]
     drawn, pixels = (np.concatenate(parts) for parts in zip(*sets, strict=True))
     rows = np.isin(drawn, list(kept))
     chosen = [emojis[number] for number in drawn[rows]]
@@ -121,7 +120,7 @@ def _drawings(artist: str, root: Path, progress: bool) -> tuple[np.ndarray, np.n
         for number, emoji in enumerate(_emojis()):
             if picture := paint(emoji.text):
                 white = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
-                pictures[number] = Square(SIZE).apply(white.convert("RGB")).numpy()
+                pictures[number] = decoding.Square(SIZE).apply(white.convert("RGB")).numpy()
             advance(1)
     drawn, pixels = np.array([*pictures]), np.stack([*pictures.values()])
     with replacing(stored) as temporary, temporary.open("wb") as file:
@@ -372,7 +371,7 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
     Each fills 26 to 32 pixels of its own quarter and may be mirrored. The caption and ``objects`` name them in reading
     order. Some objects occur together, or at all, more often than others, so that POPE's samplings differ.
     """
-    choose_split("emoji-objects", split, tuple(SCENES))
+    folders.choose_split("emoji-objects", split, tuple(SCENES))
     whole: dict[str, UInt8[Tensor, "3 64 64"]] = {}  # all drawings by name: here the scenes are split
     for part in ("train", "test"):
         emoji = emoji_pairs("openmoji", part, root, progress)

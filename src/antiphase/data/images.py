@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
+from antiphase import streams, terminal
 from antiphase.arguments import validated
 from antiphase.data.archives import changed, file_size
 from antiphase.data.decoding import Square, decode, decode_whole, describe_transform, in_threads, or_error
 from antiphase.errors import UserError
 from antiphase.files import digest, printable
-from antiphase.streams import generator
-from antiphase.terminal import progress_bar
 
 Region = tuple[tuple[float, ...], ...] | tuple[int, ...]  # polygons, each x0, y0, x1, y1, …; or run lengths
 _OF_EACH_SAMPLE = ("ids", "labels", "pixels", "files", "captions", "array", "objects")
@@ -151,7 +150,7 @@ class Samples(ABC):
         rows: list[int] = []
         bad: list[str] = []
         order = subset_order(len(self), seed).tolist()
-        with progress_bar(f"Checking {self.name}", count, progress) as advance:
+        with terminal.progress_bar(f"Checking {self.name}", count, progress) as advance:
             for row, outcome in zip(order, in_threads(or_error(read), order), strict=True):
                 if isinstance(outcome, UserError):
                     bad.append(printable(self.files[row]))
@@ -360,7 +359,7 @@ class PairSet(Samples):
             return self
         if seed is None:
             return self.take(range(limit))
-        return self.take(torch.randperm(len(self), generator=generator(seed, "subset"))[:limit].sort().values)
+        return self.take(torch.randperm(len(self), generator=streams.generator(seed, "subset"))[:limit].sort().values)
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches per epoch; remaining samples are not used in that epoch."""
@@ -372,7 +371,7 @@ class PairSet(Samples):
     ) -> Iterator[PairBatch]:
         """Yield this process's share of each batch from step ``first`` on; it depends on (seed, epoch, step) only."""
         steps = range(first, self.steps_per_epoch(batch_size))
-        order = torch.randperm(len(self), generator=generator(seed, "order", epoch)).tolist()
+        order = torch.randperm(len(self), generator=streams.generator(seed, "order", epoch)).tolist()
         shares = [order[step * batch_size : (step + 1) * batch_size][rank::world] for step in steps]
 
         # decode two batches ahead; threads work on single images

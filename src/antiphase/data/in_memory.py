@@ -14,9 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from antiphase.data.decoding import flat, pil_to_tensor
-from antiphase.data.folders import SPLIT_WORDS, SPLITS, choose_split
-from antiphase.data.image_sets import prompt_names
+from antiphase.data import decoding, folders, image_sets
 from antiphase.data.images import ArrayImages, subset_rows
 from antiphase.errors import NoSuchSplit, UserError, first_line, refusing, shown
 from antiphase.files import printable, regular_file
@@ -100,7 +98,7 @@ def _image(image: Any) -> Tensor:
     if not isinstance(image, Image.Image):
         return torch.as_tensor(image)
     grey = image.mode in ("1", "L") or image.mode.startswith("I")  # from a data set without a transform
-    return pil_to_tensor(flat(image, "L" if grey else "RGB"))
+    return decoding.pil_to_tensor(decoding.flat(image, "L" if grey else "RGB"))
 
 
 def dataset_class_names(data: Any) -> tuple[str, ...] | None:
@@ -118,7 +116,7 @@ def dataset_class_names(data: Any) -> tuple[str, ...] | None:
         cats_and_dogs = data._target_types == ["binary-category"]
         return ordered_names(getattr(data, "bin_classes", None)) if cats_and_dogs else None
     if wnids := ordered_names(getattr(data, "wnids", None)):  # ImageNet's, with two classes called crane
-        return tuple(prompt_names().get(wnid, wnid) for wnid in wnids)
+        return tuple(image_sets.prompt_names().get(wnid, wnid) for wnid in wnids)
     names, numbered = (ordered_names(getattr(data, field, None)) for field in ("classes", "class_to_idx"))
     return numbered if names is None or sorted(names) == sorted(numbered or ()) else names  # labels are by number
 
@@ -149,7 +147,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
             if [*keys] == ["test"] != [split]:
                 fix = f"name them {split}_images and {split}_labels, and others test_images and test_labels"
                 raise NoSuchSplit(f"{name}: has no {split} split, only images and labels to test on: {fix}")
-            split = choose_split(name, split, [part for part in SPLITS if part in keys])
+            split = folders.choose_split(name, split, [part for part in folders.SPLITS if part in keys])
             images, labels = (archive[key] for key in keys[split])  # the other arrays are not read
             names = archive["class_names"].tolist() if "class_names" in archive.files else None
     except UserError:
@@ -165,7 +163,7 @@ def npz_images(path: str, split: str) -> ArrayImages:
 
 
 def _by_split(name: str, arrays: Sequence[str]) -> dict[str, tuple[str, str]]:
-    forms = [(part, form) for word, part in SPLIT_WORDS.items() for form in (f"{word}_{{}}", f"{{}}_{word}")]
+    forms = [(part, form) for word, part in folders.SPLIT_WORDS.items() for form in (f"{word}_{{}}", f"{{}}_{word}")]
     keys = {
         part: (form.format(images), form.format(labels))
         for images, labels in (("x", "y"), ("images", "labels"))

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from antiphase.arguments import OWN_WORDS, Count, Must, Seed, validated
-from antiphase.data import in_memory
-from antiphase.data.folders import choose_split, data_root
+from antiphase.data import folders, in_memory
 from antiphase.data.images import ArrayImages, FileImages, ImageSet, PairSet
 from antiphase.data.shards import ShardStream
 from antiphase.errors import UserError, shown
@@ -57,7 +56,7 @@ class Source:
         return [one.name for one in parameters if one.default is not one.empty]
 
     def load(self, name: str, split: str, root: str | os.PathLike[str] | None, **settings: Any) -> Any:
-        known = {"name": name, "split": split, "root": data_root(root), "path": name.partition(":")[2]}
+        known = {"name": name, "split": split, "root": folders.data_root(root), "path": name.partition(":")[2]}
         known |= self.more | settings
         known["place"] = Path(os.path.expanduser(known["path"]))
         parameters = inspect.signature(self.function).parameters
@@ -164,7 +163,7 @@ def load_data(
         raise UserError(f"{source}: has its own labels and class names; leave them out")
     else:
         facts = source_of(source)
-        split = split if facts.splits is None else choose_split(source, split, facts.splits)
+        split = split if facts.splits is None else folders.choose_split(source, split, facts.splits)
         shape = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         images = facts.load(source, split, root, **shape, limit=limit, seed=seed)
         if isinstance(images, PairSet):  # with labels

@@ -11,21 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from antiphase import files, modules, processes, store, terminal
 from antiphase.data import ImageSet, PairSet
 from antiphase.data.decoding import in_threads
 from antiphase.data.images import content_key, model_images
 from antiphase.errors import UserError
-from antiphase.files import digest
+from antiphase.models import checkpoints, image_towers
 from antiphase.models.card import card_of
-from antiphase.models.checkpoints import read_weights, write_tensors
-from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
 from antiphase.models.zoo import fingerprint
-from antiphase.modules import device_of
 from antiphase.precision import Precision, autocast
-from antiphase.processes import Process
-from antiphase.store import missing
-from antiphase.terminal import progress_bar
 
 _PART = 256  # images or texts in a file: what a killed run loses at most, and what processes share
 _VERSION = "1"
@@ -41,12 +36,12 @@ class FeatureStore:
     batch_size: int = 256  # images through the model at once; affects nothing but rounding
     precision: Precision = "float32"  # of the forward passes; bf16 where it is fast
     progress: bool = True  # whether to show a bar on stderr
-    process: Process = field(default_factory=Process)
+    process: processes.Process = field(default_factory=processes.Process)
     _fingerprints: dict[nn.Module, str] = field(default_factory=dict, repr=False)
 
     def image_features(self, model: nn.Module, data: ImageSet | PairSet) -> Float[Tensor, "n width"]:
         """Return the features of all images before the projection."""
-        tower, device = image_tower(model), device_of(model)
+        tower, device = image_towers.image_tower(model), modules.device_of(model)
 
         def compute(parts: Sequence[range]) -> Iterator[Tensor]:
             batches = [self._batches(rows) for rows in parts]
@@ -64,7 +59,7 @@ class FeatureStore:
     def project(self, model: nn.Module, features: Float[Tensor, "n width"]) -> Float[Tensor, "n embed"]:
         """Return unit vectors in the space that is common with texts."""
         as_dual_encoder(model)
-        project, device = image_tower(model).project, device_of(model)
+        project, device = image_towers.image_tower(model).project, modules.device_of(model)
         assert project is not None
         with torch.no_grad():
             parts = [F.normalize(project(part.to(device)), dim=-1).cpu() for part in features.split(_PART)]
@@ -72,7 +67,7 @@ class FeatureStore:
 
     def text_vectors(self, model: nn.Module, texts: Sequence[str], title: str) -> Float[Tensor, "n embed"]:
         """Return unit vectors of texts."""
-        encode, device = as_dual_encoder(model).encode_text, device_of(model)
+        encode, device = as_dual_encoder(model).encode_text, modules.device_of(model)
 
         def vectors(rows: range) -> Tensor:
             batches = [[texts[row] for row in batch] for batch in self._batches(rows)]
@@ -104,26 +99,26 @@ class FeatureStore:
         """Return all rows of what the kind and the settings in ``about`` identify; compute the missing parts."""
         self._fingerprints[model] = self._fingerprints.get(model) or fingerprint(model)  # a second for a large model
         kind, *settings = about
-        identity = digest(kind, _VERSION, self._fingerprints[model], *settings)
-        folder = self.folder / digest(identity, str(_PART))[:24]
+        identity = files.digest(kind, _VERSION, self._fingerprints[model], *settings)
+        folder = self.folder / files.digest(identity, str(_PART))[:24]
         rows = [range(start, min(start + _PART, n)) for start in range(0, n, _PART)]
         paths = [folder / f"{number:05d}.safetensors" for number in range(len(rows))]
 
         def whole(number: int) -> bool:
             try:
-                return len(read_weights(paths[number])["rows"]) == len(rows[number])
+                return len(checkpoints.read_weights(paths[number])["rows"]) == len(rows[number])
             except (UserError, KeyError):
                 return False
 
-        mine = self.process.share(missing(range(len(rows)), whole, self.process))
+        mine = self.process.share(store.missing(range(len(rows)), whole, self.process))
         title = f"{card_of(model).name}: {title}"
         if mine:
             total = sum(len(rows[number]) for number in mine)
-            with progress_bar(title, total, self.progress and self.process.first) as advance:
+            with terminal.progress_bar(title, total, self.progress and self.process.first) as advance:
                 for number, part in zip(mine, compute([rows[number] for number in mine]), strict=True):
                     if not part.isfinite().all():
                         raise UserError(f"{title}: features that are not finite; expected a trained model")
-                    write_tensors({"rows": part.contiguous()}, paths[number])
+                    checkpoints.write_tensors({"rows": part.contiguous()}, paths[number])
                     advance(len(part))
         self.process.wait()
-        return torch.cat([read_weights(path)["rows"] for path in paths])
+        return torch.cat([checkpoints.read_weights(path)["rows"] for path in paths])

@@ -9,14 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from antiphase import modules, streams
 from antiphase.arguments import FINITE, Count, Seed, validated
 from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Groups, Metric, observed, outcome_rows
 from antiphase.evaluation.tasks import Protocol, Source, can_learn, image_features, labelled, make_task
-from antiphase.modules import device_of
-from antiphase.streams import generator
 
 _TINY = 1e-12  # minimal length for normalisation
 _CPU_BYTES, _OTHER_BYTES = 4 * 2**20, 256 * 2**20  # of features gathered at a time; the former fit in a cache
@@ -62,7 +61,7 @@ def draw_episodes(
             raise UserError(f"class {label}: {count} {split} images, expected {least} or more; leave it out")
 
     # in float64 the bias of drawing from a class of a million is 1e-10
-    draw = generator(seed, "few-shot episodes")
+    draw = streams.generator(seed, "few-shot episodes")
     draws = torch.rand(episodes, ways * (1 + shots + queries), dtype=torch.float64, generator=draw)
     one, two, three = draws.split([ways, ways * shots, ways * queries], dim=1)
     chosen = _picks(one, torch.full((episodes,), len(classes)))
@@ -132,7 +131,7 @@ def _images_of(labels: Tensor, classes: Tensor, places: Tensor) -> Int64[Tensor,
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     parts = (labelled(data)[0] for data in (source.train, source.test))
-    support, queries = (image_features(model, part, protocol, store).to(device_of(model)) for part in parts)
+    support, queries = (image_features(model, part, protocol, store).to(modules.device_of(model)) for part in parts)
     setting, blocks = f"{protocol.ways}-way {protocol.shots}-shot", []
     for seed in range(protocol.seeds):
         scores = few_shot_accuracies(support, queries, _episodes(source, protocol, protocol.episodes, seed))

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from antiphase.data.sources import EMOJI_SETS, MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
-from antiphase.statistics import intervals
+from antiphase.statistics import intervals, seeds_by_images
 from antiphase.statistics.decisions import interval_p, mcnemar_clustered, mcnemar_exact
-from antiphase.statistics.seeds_by_images import crossed_mean
 
 Numbers = Int64[Tensor, " n"]
 Groups = Sequence[str]  # names of the groups that rows number: MMVP's patterns
@@ -207,5 +206,5 @@ def _mean(units: pl.DataFrame, metric: Metric) -> intervals.Estimate:
     else:
         draws, whole = len(values), intervals.jackknife(values[:, None], lambda means: means[..., 0])
     if whole.high - whole.low < 1e-9:  # 5 hits of 5 do not imply a rate of 1
-        whole = crossed_mean(np.full((1, draws), whole.value))
+        whole = seeds_by_images.crossed_mean(np.full((1, draws), whole.value))
     return intervals.Estimate(whole.value, whole.low, whole.high, len(values))

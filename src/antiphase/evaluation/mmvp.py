@@ -19,9 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from antiphase.arguments import FINITE, validated
-from antiphase.data.captions import row_pairs, table_rows
-from antiphase.data.emoji import emoji_pairs
-from antiphase.data.folders import data_root, missing_files
+from antiphase.data import captions, emoji, folders
 from antiphase.data.images import still_there
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -95,11 +93,11 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
     Consecutive rows of ``Questions.csv`` are a pair: an odd question and the next even one. The image of question n of
     type T, which is the pattern, is ``MLLM_VLM Images/T/n.jpg``; nine types are named by ``PATTERNS`` in their order.
     """
-    folder = data_root() / "MMVP_VLM" if root is None else root
+    folder = folders.data_root() / "MMVP_VLM" if root is None else root
     if not (table := folder / "Questions.csv").is_file():
         fix = f"'hf download --repo-type dataset MMVP/MMVP_VLM --local-dir {folder}' (huggingface.co)"
         raise UserError(f"mmvp: no {table}: download it with {fix}, or give another folder")
-    (_, header), *rows = table_rows(table) or [(0, [])]
+    (_, header), *rows = captions.table_rows(table) or [(0, [])]
     if len(header) != len(_HEADER) or not rows or len(rows) % 2:
         raise UserError(f"{table}: expected a header, {', '.join(_HEADER)}, and two rows per pair")
     pairs: dict[tuple[int, int], tuple[str, tuple[str, str], tuple[str, str]]] = {}
@@ -114,7 +112,7 @@ def load_mmvp(root: Path | None = None, name: str = "mmvp") -> MmvpSet:
         if kind != other or not one or not two or odd % 2 == 0 or even != odd + 1 or (odd, even) in pairs:
             raise fault
         images = f"{_IMAGES}/{kind}/{numbers[0]}.jpg", f"{_IMAGES}/{kind}/{numbers[1]}.jpg"
-        if absent := missing_files(folder, images):
+        if absent := folders.missing_files(folder, images):
             raise UserError(f"mmvp: the image {folder / absent[0]} is missing: download it again")
         pairs[odd, even] = kind, (one, two), images
     kinds, statements, files = zip(*pairs.values(), strict=True)
@@ -128,8 +126,8 @@ def emoji_mmvp(root: Path | None = None, progress: bool = True) -> MmvpSet:
 
     Those with the smallest hash of their names are written once below the data folder in the format of MMVP-VLM.
     """
-    pairs = emoji_pairs("openmoji", "test", root, progress, tones=True)
-    folder = data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"
+    pairs = emoji.emoji_pairs("openmoji", "test", root, progress, tones=True)
+    folder = folders.data_root(root) / "openmoji" / f"mmvp-{pairs.fingerprint()[:16]}"
     if not (folder / "Questions.csv").is_file():
         table, rows = io.StringIO(newline=""), {names[0]: row for row, names in enumerate(pairs.captions)}
         writer = csv.writer(table)
@@ -175,7 +173,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     files = [file for two in pairs.files for file in two]
     statements = [PROMPT + text for two in pairs.statements for text in two]
     rows = [(file, (text,), None) for file, text in zip(files, statements, strict=True)]
-    images = store.project(model, store.image_features(model, row_pairs(pairs.name, "test", pairs.root, rows)))
+    images = store.project(model, store.image_features(model, captions.row_pairs(pairs.name, "test", pairs.root, rows)))
     texts = store.text_vectors(model, statements, f"statements of {pairs.name}")
     right = right_pairs(images.unflatten(0, (-1, 2)), texts.unflatten(0, (-1, 2)))
     return outcome_rows(unit=range(len(right)), group=list(pairs.patterns), score=right.double())

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from antiphase import modules, streams, terminal
 from antiphase.arguments import FINITE, NOT_EMPTY, Count, Positive, Seed, validated
 from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
@@ -23,9 +24,6 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import CLASSES_ALIKE, accuracies, accuracy_stands_for, classification_rows
 from antiphase.evaluation.tasks import Protocol, Source, can_learn, image_features, labelled, make_task
 from antiphase.models.card import card_of
-from antiphase.modules import device_of
-from antiphase.streams import generator
-from antiphase.terminal import progress_bar
 
 COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
@@ -108,7 +106,7 @@ def accuracy(predictions: Labels, labels: Labels, *, mean_per_class: bool = Fals
 def hold_out(labels: Labels, seed: int) -> Bool[Tensor, " n"]:
     """Choose samples for validation uniformly: ⌊0.2·n_c⌋ of the n_c samples of each class c."""
     _, class_of, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-    order = torch.randperm(len(class_of), generator=generator(seed, "hold out"))
+    order = torch.randperm(len(class_of), generator=streams.generator(seed, "hold out"))
     order = order[class_of[order].argsort(stable=True)]  # class by class, each in the order of the permutation
     place = torch.arange(len(class_of)) - (counts.cumsum(0) - counts)[class_of[order]]
     mask = torch.zeros(len(class_of), dtype=torch.bool)
@@ -192,7 +190,7 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
 
 
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
-    place = device_of(model)
+    place = modules.device_of(model)
 
     def features(data: Any) -> tuple[Tensor, Tensor]:
         images, labels = labelled(data)
@@ -207,7 +205,7 @@ def _measure(model: nn.Module, source: Source, protocol: Protocol, store: Featur
     about = {"mean_per_class": test.name in CLASSES_ALIKE, "max_iter": protocol.iterations}
     for objective, seed in itertools.product(protocol.objectives, seeds):
         title = f"{card_of(model).name}: {test.name}, probe {objective}, seed {seed}"
-        with progress_bar(title, MOST_FITS, store.progress) as advance:
+        with terminal.progress_bar(title, MOST_FITS, store.progress) as advance:
             probe = train_probe(*data, objective=objective, seed=seed, on_fit=lambda: advance(1), **about)
         rows = classification_rows(probe.scores(tested).cpu(), labels, test.ids, objective, seed)
         blocks.append(rows.with_columns(cost=pl.lit(probe.cost)))

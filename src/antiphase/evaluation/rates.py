@@ -13,9 +13,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.errors import UserError
-from antiphase.statistics import intervals
+from antiphase.statistics import intervals, seeds_by_images
 from antiphase.statistics.decisions import decide, mcnemar_exact
-from antiphase.statistics.seeds_by_images import crossed_mean
 
 MODEL_SCHEMA: dict[str, Any] = {"model": pl.String, "attention": pl.String, "seed": pl.Int64}
 _CELL = {"attack": pl.String, "norm": pl.String, "eps": pl.Float64}
@@ -181,7 +180,7 @@ def over_images(rows: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:
     images = pl.concat(signed).group_by(*_CELL, "sample", maintain_order=True).agg(d=pl.sum("signed") / len(pairs))
     spans = []
     for key, block in images.group_by(*_CELL, maintain_order=True):
-        span = intervals.as_difference(crossed_mean(block["d"].to_numpy()[None]))
+        span = intervals.as_difference(seeds_by_images.crossed_mean(block["d"].to_numpy()[None]))
         spans.append((*key, span.low, span.high))
     return pl.DataFrame(spans, [*_CELL, "image_low", "image_high"], orient="row")
 

@@ -10,14 +10,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from antiphase import modules, terminal
 from antiphase.arguments import Seed, validated
 from antiphase.attention.lambdas import lambda_of, reads_tokens
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.data.images import FileImages, ImageSet
 from antiphase.errors import UserError
 from antiphase.models.preprocessing import Preprocessing
-from antiphase.modules import hooked, to_evaluation
-from antiphase.terminal import eps_label
 
 AttentionKind = Literal["softmax", "differential", "none", "unknown"]
 
@@ -123,7 +122,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     def keep(module: nn.Module, args: Any, lam: Tensor) -> None:
         by_module[module] = lam
 
-    with torch.no_grad(), hooked(module.register_forward_hook(keep) for module in readers):
+    with torch.no_grad(), modules.hooked(module.register_forward_hook(keep) for module in readers):
         if readers:
             model(*inputs)
         for module in model.modules():
@@ -181,7 +180,7 @@ def with_card(model: Model, card: ModelCard) -> Model:
     """Attach a card and put the model in evaluation mode."""
     # bypasses nn.Module.__setattr__, which would search it for parameters
     object.__setattr__(model, "card", card)
-    return to_evaluation(model)
+    return modules.to_evaluation(model)
 
 
 def square_of(model: nn.Module) -> Square:
@@ -242,7 +241,7 @@ def _in_words(value: Any) -> str:
     if not isinstance(value, Mapping):
         return "none" if value is None else str(value)
     given = {
-        name: eps_label(one) if name == "eps" and isinstance(one, int | float) else one
+        name: terminal.eps_label(one) if name == "eps" and isinstance(one, int | float) else one
         for name, one in value.items()
         if one is not None
     }

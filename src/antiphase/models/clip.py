@@ -16,9 +16,7 @@ from antiphase.arguments import Fields, Seed, validated
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
-from antiphase.models import transformer
-from antiphase.models.checkpoints import as_config
-from antiphase.models.preprocessing import Images
+from antiphase.models import checkpoints, preprocessing, transformer
 from antiphase.models.transformer import ScheduleName, Size, TextConfig, TextTransformer
 from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
 from antiphase.registry import CLIPS, SCHEDULES, find
@@ -102,7 +100,7 @@ class CLIP(nn.Module):
         self.square = Square(self.image_shape[1])
         self.config: ClipConfig | None = None  # set by the factories
 
-    def encode_image(self, images: Images, normalize: bool = False, *, keep: Kept = None) -> Embeddings:
+    def encode_image(self, images: preprocessing.Images, normalize: bool = False, *, keep: Kept = None) -> Embeddings:
         """Return image embeddings, of length 1 if ``normalize``; ``keep`` as in :class:`VisionTransformer`."""
         embeddings = self.visual(images, keep) @ self.image_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
@@ -115,7 +113,7 @@ class CLIP(nn.Module):
         embeddings = self.text(trimmed(tokens.to(self.text_projection.device))) @ self.text_projection
         return F.normalize(embeddings, dim=-1) if normalize else embeddings
 
-    def forward(self, images: Images, texts: Texts, keep: Kept = None) -> tuple[Embeddings, Embeddings]:
+    def forward(self, images: preprocessing.Images, texts: Texts, keep: Kept = None) -> tuple[Embeddings, Embeddings]:
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
@@ -265,4 +263,4 @@ def configure_clip(
     vision = fixed | sizes["vision"] | in_vision | (vision or {})
     text = sizes["text"] | in_text | (text or {})
     both = {"embed_dim": sizes["embed_dim"], "init": init, "vision": vision, "text": text}
-    return as_config(ClipConfig, both | fields)
+    return checkpoints.as_config(ClipConfig, both | fields)

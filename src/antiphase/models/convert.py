@@ -13,19 +13,17 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from antiphase import modules, registry
 from antiphase.arguments import Seed, validated
 from antiphase.attention import DifferentialAttention, GateLambda, VectorLambda
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
+from antiphase.models import preprocessing, trained
 from antiphase.models.card import ModelCard, attention_kind, square_of, with_card
 from antiphase.models.checkpoints import CLASS_NAMES, State, as_config, load_into
 from antiphase.models.clip import CLIP, ClipConfig, Towers, build_clip
-from antiphase.models.preprocessing import Normalized
 from antiphase.models.schemes.libraries import OpenClip
-from antiphase.models.trained import IN_MEMORY, SQUARE
 from antiphase.models.vit import VisionTransformer, VitConfig, build
-from antiphase.modules import copied
-from antiphase.registry import VARIANTS, find
 
 _NAMES = """
 transformer.resblocks. blocks.  attn.in_proj_ attn.qkv.  attn.out_proj. attn.proj.  mlp.c_fc. mlp.fc1.
@@ -78,17 +76,17 @@ def converted(
     recipe |= {"kind": "clip"} if isinstance(new, CLIP) else {}
     square = square_of(model) if hasattr(model, "card") else Square(new.image_shape[1])
     if square != getattr(new, "square", Square(square.size)):
-        recipe[SQUARE] = asdict(square)
+        recipe[trained.SQUARE] = asdict(square)
         object.__setattr__(new, "square", square)
     about = (card.seed, new.image_shape, getattr(new, "num_classes", 0), recipe, card.class_names)
-    name = f"{IN_MEMORY}{type(new).__name__}"
+    name = f"{trained.IN_MEMORY}{type(new).__name__}"
     return with_card(new, ModelCard(f"{card.name}-{to}", name, attention_kind(new), *about))
 
 
 def _settings(to: str, ratio: int | None) -> dict[str, Any]:
     """Return what a configuration says of the attention; refuse a variant that cannot give the source's outputs."""
     name = "grouped" if to == "diffvit" else to
-    form = find(VARIANTS, name, "variant")
+    form = registry.find(registry.VARIANTS, name, "variant")
     if form.heads == "halved":
         why = "makes one head of two, whose maps cannot both reach the output"
         raise UserError(f"to {to}: {why}; give diffvit, which has V1's λ and keeps all heads, or v2")
@@ -147,7 +145,7 @@ def _read(model: Any, spec: str) -> list[_Source]:
     if isinstance(model, OpenClip):
         return _open_clip(model, spec)
     if not isinstance(model, VisionTransformer | CLIP):
-        whole = (model.model, model.normalize) if isinstance(model, Normalized) else (model, None)
+        whole = (model.model, model.normalize) if isinstance(model, preprocessing.Normalized) else (model, None)
         return [_timm(*whole, spec)]
     config: Any = model.config
     if config is None:
@@ -238,7 +236,7 @@ def _fields(spec: str, state: State, net: Any, first: Any, pixels: Any = None) -
 @torch.no_grad()
 def _check_outputs(source: nn.Module, new: Any, spec: str) -> None:
     """Refuse a conversion with other outputs; both are run in float64, where rounding does not count."""
-    models = [copied(model).cpu().double().eval() for model in (source, new)]
+    models = [modules.copied(model).cpu().double().eval() for model in (source, new)]
     images = torch.rand(2, *new.image_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     calls: list[Any] = [lambda one: one(images)]
     if isinstance(new, CLIP):

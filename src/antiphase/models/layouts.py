@@ -7,8 +7,7 @@ from safetensors.torch import save_file
 from antiphase.errors import UserError
 from antiphase.files import replacing, write_json
 from antiphase.models.clip import CLIP
-from antiphase.models.schemes.diffclip import to_released
-from antiphase.models.schemes.libraries import OPEN_CLIP_CONFIG
+from antiphase.models.schemes import diffclip, libraries
 
 _OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 _TRUNK = "image-tower"  # folder of timm's configuration
@@ -52,8 +51,8 @@ def write_open_clip(model: CLIP, directory: Path) -> Path:
     sizes |= {"text_cfg": words | {"norm_kwargs": {"eps": text.norm_eps}}}
     pixels = {"mean": vision.mean or _HALF, "std": vision.std or _HALF, "resize_mode": "shortest"}
     pixels |= {"interpolation": config.interpolation}
-    write_json(directory / OPEN_CLIP_CONFIG, {"model_cfg": sizes, "preprocess_cfg": pixels})
-    state = {name.replace("visual.", "visual.trunk.", 1): value for name, value in to_released(model).items()}
+    write_json(directory / libraries.OPEN_CLIP_CONFIG, {"model_cfg": sizes, "preprocess_cfg": pixels})
+    state = {name.replace("visual.", "visual.trunk.", 1): value for name, value in diffclip.to_released(model).items()}
     state["visual.head.proj.weight"] = state.pop("image_projection").T
     with replacing(directory / _OPEN_CLIP_WEIGHTS) as temporary:
         save_file({name: value.detach().contiguous() for name, value in state.items()}, temporary)

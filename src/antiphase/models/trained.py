@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antiphase import modules, registry
 from antiphase.arguments import Count, Fields
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
 from antiphase.models.schemes.scheme import drawn_from, named_spec
-from antiphase.modules import device_of, hooked
-from antiphase.registry import MODELS
 
 FOLDER = "folder"  # in the recipe's file: that of the specification's relative paths
 RESIZE = "resize"  # in the recipe's file: how image files were resized, if that was said
@@ -92,7 +91,7 @@ def with_new_head(model: nn.Module, num_classes: int, seed: int = 0) -> nn.Modul
     """Replace the linear layer that gives a loaded classifier's logits by one for other classes, drawn from a seed."""
     card = card_of(model)
     with torch.no_grad():
-        last = last_linear(model, torch.full((2, *card.image_shape), 0.5, device=device_of(model)))
+        last = last_linear(model, torch.full((2, *card.image_shape), 0.5, device=modules.device_of(model)))
     place = "" if last is None else last[0]
     old: Any = model.get_submodule(place)
     if type(old) is not nn.Linear:
@@ -112,7 +111,7 @@ def last_linear(model: nn.Module, images: Tensor) -> tuple[str, Tensor] | None:
         calls.append((part, inputs[0], output))
 
     names: dict[nn.Module, str] = {part: name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
-    with hooked(part.register_forward_hook(note) for part in names):
+    with modules.hooked(part.register_forward_hook(note) for part in names):
         logits = model(images).data_ptr()
     return next(((names[one], x) for one, x, y in reversed(calls) if y.data_ptr() == logits and x.ndim == 2), None)
 
@@ -135,7 +134,7 @@ def code_of(text: str) -> str:
 def _found(directory: Path, spec: str, folder: Path) -> str:
     kind, _, rest = spec.partition(":")
     ends = {"python": rest.partition(":")[0], "hf": rest}
-    place = spec if kind not in MODELS else ends.get(kind, rest.partition("@")[2])
+    place = spec if kind not in registry.MODELS else ends.get(kind, rest.partition("@")[2])
     for base in (folder, Path()) if place else ():
         if (path := (base / Path(place).expanduser()).resolve()) == directory.resolve():
             raise UserError(f"{directory}: its recipe says that it was trained from itself; train again")

@@ -10,9 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from antiphase.arguments import validated
-from antiphase.data import ImageSet
-from antiphase.data.decoding import Square
-from antiphase.data.image_sets import class_words
+from antiphase.data import ImageSet, decoding, image_sets
 from antiphase.errors import UserError
 from antiphase.models.card import card_of, with_card
 
@@ -23,7 +21,7 @@ PAPER_TEMPLATE = "a photo of {}"  # sensitivity paper, Appendix C.2.1
 class DualEncoder(Protocol):
     """Interface of a CLIP-like model; its embeddings are not normalised."""
 
-    square: Square  # resizes and crops an image to the model's size
+    square: decoding.Square  # resizes and crops an image to the model's size
 
     @property
     def logit_scale(self) -> Tensor: ...  # natural logarithm of the factor on the cosines
@@ -87,7 +85,7 @@ def zero_shot_classifier(
             raise UserError(f"template {template!r}: expected {{}} as a placeholder for the class name")
     encoder = as_dual_encoder(model)
     if prompts is None:
-        names = class_words(class_names)
+        names = image_sets.class_words(class_names)
         prompts = [[t.replace("{}", name) if isinstance(t, str) else t(name) for t in templates] for name in names]
     elif len(prompts) != len(class_names):
         raise UserError(f"prompts for {len(prompts)} classes: expected {len(class_names)}")

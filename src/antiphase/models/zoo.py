@@ -13,15 +13,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from antiphase.arguments import OWN_WORDS, Seed, validated
-from antiphase.data.decoding import Interpolation, Square
-from antiphase.data.hub import offline_at_once
+from antiphase.data import decoding, hub
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing
-from antiphase.models import checkpoints
+from antiphase.models import checkpoints, layouts
 from antiphase.models.card import ModelCard, attention_kind, card_of, square_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
-from antiphase.models.layouts import write_open_clip
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, named_spec, scheme
 from antiphase.models.trained import RESIZE, SQUARE, code_of, is_starting_model, rebuilt, recipe_of
@@ -138,8 +136,8 @@ def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = N
 def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
     if square := (card.recipe or {}).get(SQUARE):
         try:
-            one = Square(**square)
-            if one.interpolation not in get_args(Interpolation) or min(one.size, one.resize or 1) < 1:
+            one = decoding.Square(**square)
+            if one.interpolation not in get_args(decoding.Interpolation) or min(one.size, one.resize or 1) < 1:
                 raise TypeError(f"{shown(square)} is no square")
             object.__setattr__(model, "square", one)
         except TypeError as error:
@@ -176,7 +174,7 @@ def _specimen(request: Wanted) -> nn.Module:
 def _hub(request: Wanted) -> nn.Module:
     name = request.name
     fix = "check the name, or download it on a machine with network access and give the folder"
-    with downloading(f"hub:{name}: not available from the hub", fix), offline_at_once():
+    with downloading(f"hub:{name}: not available from the hub", fix), hub.offline_at_once():
         recipe = hf_hub_download(name, checkpoints.RECIPE_FILE)
         hf_hub_download(name, checkpoints.WEIGHTS_FILE)
     folder = Path(recipe).parent
@@ -220,7 +218,7 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
         expected = "expected images by gelu, texts by quick_gelu and no such norm; use layout antiphase"
         raise UserError(f"layout {layout!r}: the model {has}; {expected}")
     if layout == "open_clip":
-        return write_open_clip(model, directory)
+        return layouts.write_open_clip(model, directory)
     with replacing(directory / RELEASED_WEIGHTS) as temporary:
         tensors = {name: weight.contiguous() for name, weight in to_released(model).items()}
         save_file(tensors, temporary, {CONFIG: model.config.model_dump_json()})

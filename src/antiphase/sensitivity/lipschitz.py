@@ -20,12 +20,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase import modules, registry
 from antiphase.arguments import UNIQUE, Count, NonNegative, Positive, Seed, validated
 from antiphase.attacks.engine.search import Rows
 from antiphase.attacks.threat import per_row, random_point, row_norm
 from antiphase.errors import UserError
-from antiphase.modules import evaluating
-from antiphase.registry import ESTIMATORS, find
 from antiphase.sensitivity.layers import eager_attention
 from antiphase.streams import key, normal, sample_keys
 
@@ -89,7 +88,7 @@ class Linearisation:
 
 @contextmanager
 def _evaluated(f: Function) -> Iterator[None]:
-    with eager_attention(), evaluating(f) if isinstance(f, nn.Module) else nullcontext():
+    with eager_attention(), modules.evaluating(f) if isinstance(f, nn.Module) else nullcontext():
         yield
 
 
@@ -362,7 +361,7 @@ class Estimator:
 
 def all_estimators() -> list[Estimator]:
     """Return every registered estimator."""
-    return [find(ESTIMATORS, name, "estimator") for name in ESTIMATORS]
+    return [registry.find(registry.ESTIMATORS, name, "estimator") for name in registry.ESTIMATORS]
 
 
 _VALUES: dict[str, Callable[[Neighbourhood], Tensor | None]] = {

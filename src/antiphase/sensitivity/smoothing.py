@@ -16,12 +16,11 @@ from jaxtyping import Float, Int, Int64
 from scipy import stats
 from torch import Tensor
 
-from antiphase import streams
+from antiphase import streams, terminal
 from antiphase.arguments import NOT_EMPTY, UNIQUE, UNIT_RANGE, Count, Positive, Probability, Seed, Size, validated
 from antiphase.attacks.engine.oracle import QUANTUM, Classifier, Oracle, attacked
 from antiphase.errors import UserError
 from antiphase.precision import Precision
-from antiphase.terminal import progress_bar
 
 Counts = Int[np.ndarray, "..."] | int
 Numbers = Float[np.ndarray, "..."]
@@ -116,7 +115,7 @@ def smooth(
     settings = Smoothing(sigma, select, samples, alpha, seed, precision)
     ids = torch.arange(len(images)) if ids is None else ids.detach().cpu()
     verdicts: list[dict[str, Any]] = []
-    bar = progress_bar(progress, len(images), bool(progress))
+    bar = terminal.progress_bar(progress, len(images), bool(progress))
     with attacked(model, precision, device=images.device) as oracle, bar as advance:
         for votes in _votes(oracle, images, ids, settings, batch_size, advance):
             verdicts.append(_certify(votes, settings))

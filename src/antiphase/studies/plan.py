@@ -14,9 +14,8 @@ from pathlib import Path
 
 from antiphase.errors import UserError, shown
 from antiphase.models.schemes.python_code import guarded
-from antiphase.studies import own, papers
+from antiphase.studies import own, pack, papers
 from antiphase.studies.options import StudyOptions
-from antiphase.studies.pack import Pack
 from antiphase.studies.spec import Cell, Profile, Study, closure, profile
 from antiphase.studies.store import Reader, Store, identity
 from antiphase.terminal import duration
@@ -89,7 +88,7 @@ def select(options: StudyOptions) -> Selection:
     if options.rows is not None and not options.rows.is_dir():
         expected = "expected one written by antiphase study pack"
         raise UserError(f"rows {shown(str(options.rows))}: no such directory; {expected}")
-    return Selection(chosen, studies, Store(options.store) if options.rows is None else Pack(options.rows))
+    return Selection(chosen, studies, Store(options.store) if options.rows is None else pack.Pack(options.rows))
 
 
 def describe(plan: Plan) -> str:

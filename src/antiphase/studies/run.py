@@ -8,21 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from antiphase.commands.lineup import environment_record
-from antiphase.commands.loading import find_device
-from antiphase.commands.run_folder import check_holder
+from antiphase import files, terminal
+from antiphase.commands import lineup, loading, run_folder
 from antiphase.errors import Failures, UserError
-from antiphase.files import room
 from antiphase.processes import this_process
 from antiphase.statistics.decisions import LEAST_SEEDS
+from antiphase.studies import pack, paper_settings, results
 from antiphase.studies.options import RunOptions
-from antiphase.studies.pack import Pack
-from antiphase.studies.paper_settings import dry_run
 from antiphase.studies.plan import Plan, describe, expected, make_plan, select
-from antiphase.studies.results import training_seeds
 from antiphase.studies.spec import Cell, Lab
 from antiphase.studies.store import Store, identity, source_commit
-from antiphase.terminal import duration
 
 _POLL_SECONDS = 1.0  # interval in seconds for checking on other processes
 _WAITED = "needs a cell that failed"
@@ -37,7 +32,7 @@ def run_cells(cells: Sequence[Cell], lab: Lab, say: Say = lambda line: None) -> 
     Several processes may share one store: each cell is run by one of them while the others take the next, and wait at
     the end. Under torchrun the processes share every cell. A cell that fails does not stop those that do not need it.
     """
-    with room(lab.store.root):
+    with files.room(lab.store.root):
         plan = make_plan(cells, lab.store)
         lab.process.wait()  # until all have checked the store
         run = _Run(lab, plan, say, [])
@@ -136,11 +131,11 @@ class _Run:
         if process.first:
             about = {"seconds": seconds, "whole": whole, "warnings": sorted(set(lab.warnings))}
             about |= {"finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": source_commit()}
-            store.finish(cell, rows, about | environment_record(lab.device))
+            store.finish(cell, rows, about | lineup.environment_record(lab.device))
             store.log("done", cell, seconds=seconds)
         process.wait()
         rest, missing = [other for other in self.left if other is not cell], len(self.plan.missing)
-        left = f" · about {duration(expected(rest, self.plan.cells, store))} left" if rest else ""
+        left = f" · about {terminal.duration(expected(rest, self.plan.cells, store))} left" if rest else ""
         self.say(f"[{missing - len(rest)}/{missing}] {cell.label}: {seconds:.1f} s{left}")
         return "run"
 
@@ -151,19 +146,19 @@ def run(options: RunOptions, told: Callable[[str], None], say: Callable[[str], N
         from antiphase.training.loop import check_trackers
 
         check_trackers(options.track)
-    chosen, device, process = select(options), find_device(options.device), this_process()
+    chosen, device, process = select(options), loading.find_device(options.device), this_process()
     cells = chosen.cells
-    store = Store(options.store, None if options.rows is None else Pack(options.rows))
+    store = Store(options.store, None if options.rows is None else pack.Pack(options.rows))
     for study in chosen.studies if options.dry_run else ():
-        for line in dry_run(study, chosen.profile):
+        for line in paper_settings.dry_run(study, chosen.profile):
             told(line)
-    check_holder(options.store, "study run")
+    run_folder.check_holder(options.store, "study run")
     plan = make_plan(cells, store)
     if process.first:
         say("\n".join([*(f"damaged: {why}" for why in plan.damaged.values()), describe(plan)]))
         for study in chosen.studies:
             measured = study.cells(chosen.profile)
-            seeds = len(training_seeds(measured))  # released models have none
+            seeds = len(results.training_seeds(measured))  # released models have none
             if chosen.profile.name != "smoke" and seeds < LEAST_SEEDS and any(cell.needs() for cell in measured):
                 say(f"{study.name}: {seeds} training seeds; a verdict takes {LEAST_SEEDS} (--seeds {LEAST_SEEDS})")
     counts = {"cells": len(plan.cells), "missing_before": len(plan.missing), "missing": len(plan.missing)}

@@ -16,9 +16,8 @@ from antiphase.arguments import NOT_EMPTY, Device, validated
 from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
 from antiphase.errors import UserError, shown
-from antiphase.models import checkpoints
+from antiphase.models import checkpoints, trained
 from antiphase.models.card import mean_lambdas
-from antiphase.models.trained import StartingModel
 from antiphase.models.vit import build
 from antiphase.precision import autocast
 from antiphase.streams import generator, key, sample_keys, uniform
@@ -102,7 +101,7 @@ class _Training:
     """
 
     def __init__(self, accelerator: Accelerator, recipe: Recipe, train: ImageSet, model: nn.Module | None) -> None:
-        bare: Any = model if isinstance(recipe.model, StartingModel) else build(recipe.model, recipe.seed)
+        bare: Any = model if isinstance(recipe.model, trained.StartingModel) else build(recipe.model, recipe.seed)
         if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
             raise UserError("the model: expected a module with weights that can be trained")
         check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
@@ -213,7 +212,7 @@ class _Training:
 def check_data(recipe: Recipe, train: ImageSet) -> None:
     """Refuse images or classes that the recipe's model does not fit."""
     model, classes = recipe.model, len(train.class_names)
-    ours = not isinstance(model, StartingModel)
+    ours = not isinstance(model, trained.StartingModel)
     shape = (model.in_channels, *2 * [model.image_size]) if ours else model.image_shape
     if train.image_shape != shape:
         raise UserError(f"{train.name} has images of shape {train.image_shape}; the model expects {shape}")

@@ -14,17 +14,14 @@ from accelerate import Accelerator
 from pydantic import Field
 from torch import Tensor
 
+from antiphase import precision, processes, streams
 from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
 from antiphase.errors import UserError
 from antiphase.models.card import mean_lambdas
 from antiphase.models.clip import CLIP, ClipConfig
-from antiphase.precision import autocast
-from antiphase.processes import sum_gradients
-from antiphase.streams import generator
-from antiphase.training import adversarial, loop
+from antiphase.training import adversarial, contrastive, loop
 from antiphase.training.adversarial import Adversary
-from antiphase.training.contrastive import at_least_float32
 from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive, half_cosine
 
 # of the authors, whose PGD has a momentum of 0.9 besides
@@ -67,15 +64,15 @@ def fine_tune(
         steps = -(-len(images) // recipe.batch_size)
 
         def distances(x: Tensor, target: Tensor) -> Tensor:
-            with autocast(device, recipe.precision), outputs_only():
-                return (at_least_float32(model.encode_image(x)) - target).square().sum(1)
+            with precision.autocast(device, recipe.precision), outputs_only():
+                return (contrastive.at_least_float32(model.encode_image(x)) - target).square().sum(1)
 
         def targets(x: Tensor) -> Tensor:
             with torch.no_grad(), outputs_only():
                 return original.encode_image(x)
 
         def gradients(epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
-            order = torch.randperm(len(images), generator=generator(recipe.seed, "order", epoch))
+            order = torch.randperm(len(images), generator=streams.generator(recipe.seed, "order", epoch))
             for batch in order.split(recipe.batch_size)[first:]:
                 share = batch[accelerator.process_index :: world]
                 weight, share = float(len(share) > 0), share if len(share) else batch[:1]  # as in training.classifier
@@ -89,7 +86,7 @@ def fine_tune(
                 point = adversarial.ascend(x, adversary, adversary.eps, keys.to(device), slope, adversary.steps)
                 loss = weight * distances(point, target).sum() / len(batch)
                 loss.backward()
-                sum_gradients(tower, accelerator)
+                processes.sum_gradients(tower, accelerator)
                 yield loss.detach() * world, len(batch)  # the loop takes the mean over the processes
 
         def rate(step: int) -> float:

@@ -9,6 +9,7 @@ import polars as pl
 import torch
 from torch import nn
 
+from antiphase import modules, terminal
 from antiphase.data import PairSet
 from antiphase.data.conversations import ASK_CAPTION
 from antiphase.data.images import model_images
@@ -17,8 +18,6 @@ from antiphase.evaluation.features import FeatureStore
 from antiphase.evaluation.metrics import Metric, observed, outcome_rows
 from antiphase.evaluation.tasks import Protocol, Source, make_task
 from antiphase.models.card import card_of
-from antiphase.modules import device_of
-from antiphase.terminal import progress_bar
 
 _MISSING = "captions are scored by pycocoevalcap: pip install pycocoevalcap"
 _LONGEST = 48  # tokens of a caption
@@ -51,10 +50,10 @@ def answer_all(
     size affects answers by rounding only.
     """
     answering: Any = model
-    device = device_of(model)
+    device = modules.device_of(model)
     order = sorted(range(len(questions)), key=lambda row: (questions[row][1], questions[row][0]))
     answers: dict[int, Answer] = {}
-    with progress_bar(title, len(questions), bool(title)) as advance, torch.no_grad():
+    with terminal.progress_bar(title, len(questions), bool(title)) as advance, torch.no_grad():
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             images = model_images(pictures, [questions[row][0] for row in rows], answering.square).to(device)

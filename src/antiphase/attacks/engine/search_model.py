@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from antiphase import files, modules
 from antiphase.attacks.engine.oracle import two_classes
 from antiphase.attention.modes import outputs_only
 from antiphase.errors import UserError
-from antiphase.files import digest, write_json
-from antiphase.modules import hooked
 from antiphase.precision import Precision, SearchPrecision, autocast, multiplies_bf16
 
 _EXACT = 1e-4  # largest difference of a copy's logits, as a share of the widest range of an image's
@@ -47,7 +46,7 @@ def search_model(
     if len(choices) == 1:
         return model, precisions[0]
     given = [part[:_MEASURED].to(device) for part in (images, context) if part is not None]
-    key = digest(repr((str(model), given[0].shape[1:], choices, _machine(device))))
+    key = files.digest(repr((str(model), given[0].shape[1:], choices, _machine(device))))
     if (choice := _chosen.get(key) or _remembered().get(key, "")) not in choices:
         choice = "" if len(images) >= _LEAST else choices[0]
     copied = None
@@ -59,7 +58,7 @@ def search_model(
         choice = _fastest({one: (models[one.split()[0]], one.split()[1]) for one in choices}, given, device)
         _remembered()[key] = choice
         with contextlib.suppress(OSError, RuntimeError, UserError):
-            write_json(_file(), _chosen)
+            files.write_json(_file(), _chosen)
     form, chosen = choice.split()
     _log.info("%s: the search runs in the %s, in %s", type(model).__name__, form, chosen)
     return models[form] if models[form] is not None else model, "bf16" if chosen == "bf16" else "float32"
@@ -110,7 +109,7 @@ def _fold(model: nn.Module, given: list[Tensor]) -> int:
             pairs.extend((conv, part) for value, conv in convolved if value is inputs[0])
 
     watched = (part for part in names if isinstance(part, nn.Conv2d | nn.BatchNorm2d))
-    with hooked(part.register_forward_hook(watch) for part in watched):
+    with modules.hooked(part.register_forward_hook(watch) for part in watched):
         model(*(part.clone() for part in given))
     pairs = [pair for pair in pairs if all(calls.count(part) == 1 for part in pair)]
     for conv, norm in pairs:

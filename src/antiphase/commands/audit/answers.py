@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 import torch
 
+from antiphase import modules, terminal
 from antiphase.commands.audit import AuditOptions
 from antiphase.commands.audit import run as audit
 from antiphase.commands.lineup import Lineup, write_run
@@ -27,7 +28,6 @@ from antiphase.errors import UserError
 from antiphase.evaluation.rates import by_seed, described_models
 from antiphase.files import printable, write_json
 from antiphase.models.card import card_of, doubts_about
-from antiphase.modules import device_of
 from antiphase.processes import this_process
 from antiphase.report.figure import answer_figure, colors_of, families, rate_figure
 from antiphase.report.gallery import gallery_markup, read_gallery, write_gallery
@@ -35,7 +35,6 @@ from antiphase.report.page import Headline, Plot, Section, answer, text
 from antiphase.report.table import FieldOf, Table, difference_field, rate_field, tabulate
 from antiphase.report.words import attack_name, estimate_of
 from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.terminal import eps_label
 from antiphase.vlm import YesNo
 from antiphase.vlm.answers import answers_questions
 from antiphase.vlm.pope import ALL, ASKED_SCHEMA, AskedImages, PopeSet, asked_images, load_questions, summarise_answers
@@ -126,7 +125,7 @@ def _write_gallery(rows: pl.DataFrame, models: Mapping[str, Any], data: AskedIma
     ids = data.ids.tolist()
     questions = data.take([ids.index(sample) for sample in gallery.sample.tolist()]).asked()
     for (name, model), adversarial in zip(models.items(), gallery.adversarial, strict=True):
-        images = (torch.from_numpy(pixels).to(device_of(model)) for pixels in (gallery.clean, adversarial))
+        images = (torch.from_numpy(pixels).to(modules.device_of(model)) for pixels in (gallery.clean, adversarial))
         words = (model.generate(pixels, questions, max_new_tokens=_LONGEST) for pixels in images)
         answers[name] = [list(both) for both in zip(*words, strict=True)]
     write_gallery(out / "gallery.safetensors", gallery)
@@ -175,7 +174,7 @@ class AnswersResult(Result):
 
 def _tables(frame: pl.DataFrame, keys: list[str], field: FieldOf) -> list[Table]:
     def budget(eps: float) -> str:
-        return eps_label(eps) if eps else "no attack"
+        return terminal.eps_label(eps) if eps else "no attack"
 
     tables, line = [], pl.format("{}, {}", "family", "sampling")
     for names, block in frame.group_by(keys, maintain_order=True):
@@ -211,7 +210,7 @@ def answer_plot(summary: Mapping[str, Any]) -> Plot:
     lines = []
     for row in shown:
         sign = decide([estimate_of(row)], seeds=row["seeds"])[0] if rows else 1
-        label = f"ε = {eps_label(row['eps'])}" if row["eps"] else "no attack"
+        label = f"ε = {terminal.eps_label(row['eps'])}" if row["eps"] else "no attack"
         lines.append((label, [estimate_of(row)], sign, row["eps"] == quoted))
     rates = _only(answers["results"], first | {"metric": "accuracy", "eps": 0.0})
     accuracies = [(row["family"], colors[row["family"]], [estimate_of(row)]) for row in rates if row["family"] in sides]

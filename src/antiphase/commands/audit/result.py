@@ -18,6 +18,7 @@ import polars as pl
 from matplotlib.figure import Figure
 from rich.text import Text
 
+from antiphase import registry, terminal
 from antiphase.commands.audit import WORST, read_gates
 from antiphase.commands.audit.advice import advice
 from antiphase.commands.audit.card import write_card
@@ -25,14 +26,12 @@ from antiphase.commands.result import Result, combined_rows
 from antiphase.commands.sense.result import sensitivity_sections
 from antiphase.errors import UserError
 from antiphase.evaluation import rates as asr
-from antiphase.registry import imported
 from antiphase.report import figure as figures
 from antiphase.report import words
 from antiphase.report.gallery import gallery_markup, read_gallery
 from antiphase.report.page import Headline, Panel, Plot, Section, answer, environment, quoted_place, text
 from antiphase.report.table import Field, FieldOf, OnConsole, Table, difference_field, rate_field, tabulate
 from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.terminal import eps_label
 
 # metric: (name, name on a tab, definition)
 _CORRECT = "Attack success rate on correctly classified images"
@@ -52,7 +51,7 @@ class AuditResult(Result):
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes]) -> type[Result]:
-        return imported("antiphase.commands.audit.answers:AnswersResult") if "questions.json" in files else cls
+        return registry.imported("antiphase.commands.audit.answers:AnswersResult") if "questions.json" in files else cls
 
     @cached_property
     def rows(self) -> pl.DataFrame:
@@ -185,7 +184,7 @@ class AuditResult(Result):
         rows, accuracies = [], []
         for eps, sign in shown.select("eps", "decided").iter_rows():
             estimates = [words.estimate_of(row, "difference") for row in single.filter(eps=eps).to_dicts()]
-            rows.append((f"ε = {eps_label(eps)}", estimates, sign, eps == quoted))
+            rows.append((f"ε = {terminal.eps_label(eps)}", estimates, sign, eps == quoted))
         accuracy_of = {row["model"]: words.estimate_of(row) for row in self.accuracy.to_dicts()}
         for one, models in zip(names, sides, strict=True):
             accuracies.append((one, self.colors[one], [accuracy_of[model] for model in dict.fromkeys(models)]))
@@ -329,7 +328,7 @@ class AuditResult(Result):
             if block["attack"].n_unique() > 1:
                 label, title = f"{name}-{norm}", words.attack_label("each attack", str(norm))
             csv = single.filter(norm=norm)
-            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, eps_label, csv))
+            tables.append(tabulate(label, title, _by_attack(block), ["model"], "eps", field, terminal.eps_label, csv))
         return tables
 
     def lambda_tables(self) -> list[Table]:
@@ -362,7 +361,7 @@ class AuditResult(Result):
         keys = ["model", "attack", "felled_by", "eps"]
         counts = broken.group_by(keys, maintain_order=True).len("n").sort("model", "eps", maintain_order=True)
         frame = _by_attack(counts).with_columns(model=pl.format("{}: {}", "model", "felled_by"))
-        how = (["model"], "eps", lambda row: Field(str(row["n"])), eps_label, counts)
+        how = (["model"], "eps", lambda row: Field(str(row["n"])), terminal.eps_label, counts)
         table = tabulate("felled", "In the order of the attacks", frame, *how)
         return [table] if table.rows else []
 

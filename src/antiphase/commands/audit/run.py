@@ -14,6 +14,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
+from antiphase import modules, registry
 from antiphase.arguments import unchecked
 from antiphase.attacks import eps_at
 from antiphase.attacks.catalogue import most_passes, settings_of
@@ -37,9 +38,7 @@ from antiphase.files import printable, replacing
 from antiphase.models.card import card_of
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
-from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
-from antiphase.registry import ATTACKS, QUESTIONS, find
 from antiphase.report.gallery import AttackGallery, write_gallery
 from antiphase.sensitivity.layer_estimates import alignment
 from antiphase.store import Cache, Journal, slice_size
@@ -231,7 +230,7 @@ def run(options: AuditOptions, command: str = "", lineup: Lineup | None = None) 
     """Attack every model on the same images, or its answers, and write the run directory; return the summary."""
     check_attack(options)
     if options.questions:
-        return find(QUESTIONS, options.questions, "questions")(options, command)
+        return registry.find(registry.QUESTIONS, options.questions, "questions")(options, command)
     lineup = lineup or load_attacked(options)
     began, out = time.monotonic(), options.out
     options = options.for_images(lineup.data.image_shape)
@@ -310,7 +309,7 @@ def check_stages(options: AuditOptions, image_shape: Sequence[int]) -> None:
     """Refuse a norm, or a setting such as a patch's width, that one of the attacks or controls does not know."""
     images, threat = torch.empty(0, *image_shape), Threat(options.norm, options.eps[0])
     for stage in (stage for attack in options.with_control() for stage in attack.ensemble.stages):
-        if isinstance(ATTACKS.get(stage.name), str):
+        if isinstance(registry.ATTACKS.get(stage.name), str):
             with suppress(NoSamples):
                 stage.attack(None, images, None, threat, **stage.settings)
 
@@ -449,7 +448,7 @@ def say_time(attacks: Iterable[tuple[str, nn.Module, AuditOptions, ImageSet]], o
         if passes is None:
             say(f"how long the attacks take is unknown: {options.attack} is not one of antiphase's own", err=True)
             return
-        size = min(options.batch_size or _BATCH.get(device_of(model).type, 16), len(data))
+        size = min(options.batch_size or _BATCH.get(modules.device_of(model).type, 16), len(data))
         if sum(passes) > _PROBE * size:
             contexts = None if context is None else context(data)[:size]
             forward, backward = _seconds_per_pass(model, data.images(range(size)), options, contexts, passes[1] > 0)
@@ -462,7 +461,7 @@ def _seconds_per_pass(
     model: nn.Module, images: Tensor, options: AuditOptions, context: Tensor | None, backward: bool
 ) -> tuple[float, float]:
     """Return the seconds of a forward pass of an image, and what a backward pass adds, in this batch."""
-    device, none = device_of(model), torch.zeros(len(images))
+    device, none = modules.device_of(model), torch.zeros(len(images))
     rows = {"forwards": none, "backwards": none}
     rows |= {} if context is None else {"context": context.to(device)}
     images = images.to(device)

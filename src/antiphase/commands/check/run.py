@@ -10,6 +10,7 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from antiphase import modules, registry, terminal
 from antiphase.attention.lambdas import depth_scheduled
 from antiphase.commands.check import CheckOptions
 from antiphase.commands.command import Answer, Refusal
@@ -17,13 +18,10 @@ from antiphase.errors import UserError, first_line
 from antiphase.models import load_model
 from antiphase.models.schemes.python_code import split_spec
 from antiphase.models.schemes.scheme import Wanted
-from antiphase.modules import copied
-from antiphase.registry import MODELS, find
 from antiphase.sensitivity import detection
 from antiphase.sensitivity.attention_adapters import find_adapter, guessed
 from antiphase.sensitivity.layers import Call, eager_attention, first_of, gradients
 from antiphase.sensitivity.maps import default_call, make_call, observe, take_apart, until
-from antiphase.terminal import console, say
 
 _SAME = 2e-3  # relative difference of equal numbers
 _SMALL, _LARGE = 1e2, 1e4  # what maps are multiplied by to see a norm, whose eps does not count there
@@ -373,18 +371,18 @@ def check(model: Any, **options: Any) -> ModuleCheck:
     """
     is_module = isinstance(model, nn.Module)
     chosen = CheckOptions(model=type(model).__name__ if is_module else model, **options)
-    return _checked(chosen, copied(model) if is_module else None)
+    return _checked(chosen, modules.copied(model) if is_module else None)
 
 
 def answer(options: CheckOptions, _: str) -> Answer:
     """Print what was found, and return it; a ``Refusal`` if something is off."""
     result = _checked(options)
     for layer in result.layers:
-        say(f"{layer.name or result.model}: {', '.join(filter(None, (layer.attention, layer.variant)))}")
+        terminal.say(f"{layer.name or result.model}: {', '.join(filter(None, (layer.attention, layer.variant)))}")
         table = Table(box=None, show_header=False)
         for finding in layer.findings:
             table.add_row(finding.state, finding.about, finding.text)
-        console().print(table)
+        terminal.console().print(table)
     content = {**asdict(result), "off": result.off}
     return Refusal(content) if result.off else content
 
@@ -392,7 +390,7 @@ def answer(options: CheckOptions, _: str) -> Answer:
 def _checked(options: CheckOptions, module: nn.Module | None = None) -> ModuleCheck:
     spec, index, name = options.model, options.layer, options.model.removeprefix("python:")
     if module is None and name != spec:
-        module = find(MODELS, "python", "scheme").load(Wanted(spec, name, as_built=True))
+        module = registry.find(registry.MODELS, "python", "scheme").load(Wanted(spec, name, as_built=True))
         settings = split_spec(name)[2]
         stated = [settings[key] for key in _INDEX if isinstance(settings.get(key), int)]
         index = stated[0] if index is None and stated else index

@@ -12,10 +12,9 @@ import polars as pl
 import torch
 from matplotlib.figure import Figure
 
+from antiphase.commands import lineup, run_folder
 from antiphase.commands.compare import CompareOptions
-from antiphase.commands.lineup import environment_record
 from antiphase.commands.result import Result, along, compared_together, in_files, open_result
-from antiphase.commands.run_folder import finished
 from antiphase.errors import UserError
 from antiphase.files import write_bytes, write_text
 from antiphase.report.figure import UNDECIDED, Forest, ForestLine, forest_figure, shortened
@@ -59,7 +58,7 @@ def compare(first: Result | str | Path, second: Result | str | Path) -> "Compare
     record = {"command": f"antiphase.compare({names[0]!r}, {names[1]!r})", "options": {}, "settings": settings}
     record |= {"data": records[0].get("data", "images"), "data_fingerprint": records[0].get("data_fingerprint", "")}
     record["n"] = records[0]["n"] if isinstance(records[0].get("n"), list) else frame.select(pl.max("n")).item()
-    record |= finished(Path(), began) | environment_record(torch.device("cpu"))
+    record |= run_folder.finished(Path(), began) | lineup.environment_record(torch.device("cpu"))
     warnings = (f"{name}: {line}" for name, one in zip(names, runs, strict=True) for line in one.warnings)
     record["warnings"] = [*_left_out(runs, records, frame), *warnings]
     return CompareResult("compare", in_files({"summary": summary, "run": record}, differences=frame))

@@ -18,9 +18,8 @@ import torch
 from rich.table import Column, Table
 
 from antiphase.attention.backends.native import CannotBuildError, library, missing
+from antiphase.commands import doctor, loading
 from antiphase.commands.command import Answer
-from antiphase.commands.doctor import DoctorOptions
-from antiphase.commands.loading import check_compiler, find_device
 from antiphase.data import PAIR_SOURCES, SOURCES, load_data
 from antiphase.data.emoji import ICON_SETS, NOTO_FONT, icon_archive
 from antiphase.data.folders import data_root
@@ -33,7 +32,7 @@ _DRAWN = (*EMOJI_SETS, "emoji-scenes", "emoji-objects")
 _KNOWN = re.compile(r", and the download failed \(.*?\)(?=: )")  # of a message about data
 
 
-def answer(_: DoctorOptions, __: str) -> Answer:
+def answer(_: doctor.DoctorOptions, __: str) -> Answer:
     """Print what was found, and return it."""
     report = examine()
     lines = {name: number or "missing: install antiphase again" for name, number in report["versions"].items()}
@@ -60,7 +59,7 @@ def examine() -> dict[str, Any]:
     python = {"python": platform.python_version(), "antiphase": version("antiphase")}
     report = {"versions": python | _versions(None), "extras": extras, "devices": _devices()}
     report |= {"kernels": _state(missing() or _failure(library))}
-    report |= {"compile": _state(_failure(lambda: check_compiler(find_device("auto"))))}
+    report |= {"compile": _state(_failure(lambda: loading.check_compiler(loading.find_device("auto"))))}
     return report | {"data_root": str(data_root()), "data": _data() | _drawn(extras["openmoji"]["fix"])}
 
 

@@ -12,12 +12,11 @@ from typing import Any
 import polars as pl
 from torch import nn
 
+from antiphase import files, terminal
 from antiphase.commands.evaluate import EvaluateOptions
 from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
-from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, load_data, load_pairs
-from antiphase.data.folders import data_root
-from antiphase.data.hub import has_captions
+from antiphase.data import PAIR_SOURCES, FileImages, ImageSet, PairSet, folders, hub, load_data, load_pairs
 from antiphase.data.images import content_key
 from antiphase.errors import NoSuchSplit, UserError
 from antiphase.evaluation.features import FeatureStore
@@ -25,7 +24,6 @@ from antiphase.evaluation.metrics import ROW_SCHEMA, summarise_tasks
 from antiphase.evaluation.mmvp import EMOJI_MMVP, MmvpSet, emoji_mmvp, load_mmvp
 from antiphase.evaluation.rates import not_above_chance
 from antiphase.evaluation.tasks import EvaluationTask, Protocol, Source, all_tasks, find_task, task_settings
-from antiphase.files import digest
 from antiphase.models.card import card_of, doubts_about, settle_size
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import is_dual_encoder
@@ -34,9 +32,7 @@ from antiphase.precision import Precision
 from antiphase.processes import Process, this_process
 from antiphase.registry import QUESTIONS, TASKS
 from antiphase.store import Journal, missing
-from antiphase.terminal import say
-from antiphase.vlm.answers import answers_questions
-from antiphase.vlm.pope import load_questions
+from antiphase.vlm import answers, pope
 
 Tasks = Mapping[str, Collection[str] | None]
 """Tasks, each with the names of the data sets that it is for; None for all."""
@@ -107,7 +103,7 @@ def evaluate(
     projected = [
         f"{name}: its features are taken behind its projection, before which it cannot be cut"
         for name, model in lineup.by_name.items()
-        if protocol.space == "raw" and not answers_questions(model) and not image_tower(model).raw
+        if protocol.space == "raw" and not answers.answers_questions(model) and not image_tower(model).raw
     ]
     told = [line for cell in cells for line in cell.task.doubts(cell.name, cell.rows(), cell.source, protocol)]
     notes = [*doubts, *_at_chance(summary["results"], sources), *projected, *dict.fromkeys(told)]
@@ -126,7 +122,7 @@ def _measure(cells: Sequence["_Cell"], protocol: Protocol, options: EvaluateOpti
     process, progress = this_process(), not options.quiet
     todo = missing(cells, lambda cell: not cell.journal.rows().is_empty(), process)
     todo.sort(key=lambda cell: cell.task.name)  # so that each process has its share of the probes
-    features = options.cache or data_root() / "features"
+    features = options.cache or folders.data_root() / "features"
     store = FeatureStore(features, options.batch_size, options.precision, progress, process)
     if process.count > 1:
         for cell in todo:  # every process makes its parts of the features
@@ -198,8 +194,8 @@ def _used(task: EvaluationTask, source: Source) -> list[Any]:
 
 def fits(task: EvaluationTask, model: nn.Module) -> bool:
     """Return whether a task can be measured of a model: some ask questions, all others need features."""
-    if task.answers or answers_questions(model):
-        return task.answers and answers_questions(model)
+    if task.answers or answers.answers_questions(model):
+        return task.answers and answers.answers_questions(model)
     return not task.reads_text or is_dual_encoder(model)
 
 
@@ -216,7 +212,7 @@ def _cells(
             if able and (why := task.too_small(source, protocol)):
                 if tasks is not None:
                     raise UserError(why)
-                say(f"antiphase: left out: {why}", err=True)
+                terminal.say(f"antiphase: left out: {why}", err=True)
                 continue
             settings = {field: getattr(protocol, field) for field in task.fields}
             settings |= task.resolved(source, protocol) | options.chosen("resize")
@@ -224,7 +220,7 @@ def _cells(
             data = [content_key(one) if isinstance(one, ImageSet | PairSet) else one.fingerprint() for one in parts]
             told = (*data, json.dumps(settings, sort_keys=True), _precision(task, options.precision))
             for name, model in able.items():
-                identity = digest(str(_VERSION), task.name, prints[name], *told)
+                identity = files.digest(str(_VERSION), task.name, prints[name], *told)
                 journal = Journal(options.out / "cells" / identity[:16], ROW_SCHEMA, this_process().rank)
                 yield _Cell(task, model, name, source, journal)
 
@@ -304,10 +300,10 @@ def load_source(
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
     if kind in QUESTIONS:
-        return Source(load_questions(name, limit, progress))
+        return Source(pope.load_questions(name, limit, progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds
-        paired = has_captions(Path(path).expanduser())
+        paired = hub.has_captions(Path(path).expanduser())
 
     def load(part: str) -> ImageSet | PairSet:
         if not paired:
@@ -339,7 +335,7 @@ def load_source(
         if learned:
             raise
         lost = " and ".join(f"no {task.name}" for task in all_tasks() if task.learns)
-        say(f"antiphase: {lost} on {name}: {error}", err=True)
+        terminal.say(f"antiphase: {lost} on {name}: {error}", err=True)
         train = validation = None
     return Source(test.subset(limit, 0), train, validation)
 

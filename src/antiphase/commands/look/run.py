@@ -20,11 +20,9 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from antiphase.commands.lineup import environment_record, short_names
-from antiphase.commands.loading import find_device, load_models
+from antiphase.commands import lineup, loading, run_folder
 from antiphase.commands.look import LookOptions
 from antiphase.commands.result import Result, in_files, listed
-from antiphase.commands.run_folder import finished
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
 from antiphase.files import digest, replacing, write_json
@@ -112,12 +110,12 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     began = time.monotonic()
     _check(options)
     pictures = [decode_whole(path, fix=_NO_IMAGE) for path in images]
-    specs, device = [*options.model, *options.against], find_device(options.device)
-    loaded: list[Any] = load_models(specs, device, options.random_weights, resize=options.resize)
+    specs, device = [*options.model, *options.against], loading.find_device(options.device)
+    loaded: list[Any] = loading.load_models(specs, device, options.random_weights, resize=options.resize)
     for spec, model in zip(specs, loaded, strict=True):
         if not is_dual_encoder(model):
             raise UserError(f"{spec}: look needs a CLIP, a model with encode_image and encode_text")
-    models = dict(zip(short_names([model.card for model in loaded]), loaded, strict=True))
+    models = dict(zip(lineup.short_names([model.card for model in loaded]), loaded, strict=True))
     prompts = [options.prompt.replace("{}", text) for text in texts]
     layer = -1 if options.layer is None else options.layer
     maps, left_out = [], []
@@ -151,7 +149,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     record |= {"models": {name: model.card.spec for name, model in models.items()}}
     record |= {"data": f"{first} and {len(more)} more" if more else first}
     record |= {"data_fingerprint": digest(*[picture.numpy().tobytes() for picture in pictures]), "n": len(images)}
-    record |= finished(options.out, began) | environment_record(device) | {"warnings": []}
+    record |= run_folder.finished(options.out, began) | lineup.environment_record(device) | {"warnings": []}
     return LookResult("look", in_files({"maps": stored, "run": record}, maps=rows) | {"shown.npz": shown.getvalue()})
 
 

@@ -24,8 +24,7 @@ from antiphase.report.words import estimate_of, interval_text, number, with_inte
 from antiphase.sensitivity import layer_estimates as sensitivity
 from antiphase.sensitivity.lipschitz import all_estimators
 from antiphase.sensitivity.theory import critical_cosine
-from antiphase.statistics.decisions import LEAST_SEEDS, decide
-from antiphase.statistics.intervals import Estimate
+from antiphase.statistics import decisions, intervals
 from antiphase.terminal import eps_label
 
 _WORDS = tomllib.loads((files("antiphase.commands.sense") / "words.toml").read_text(encoding="utf-8"))
@@ -290,14 +289,14 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     first, which, seeds = min(layers), shortened(family.name, 14), len(family.models)
     if len(layers) > 1:
         which = words["layer"].format(layer=first + 1, family=which)
-    of_models: dict[int, dict[str, list[Estimate]]] = {layer: {} for layer in sorted(layers)}
+    of_models: dict[int, dict[str, list[intervals.Estimate]]] = {layer: {} for layer in sorted(layers)}
     for row in rows:
         of_models[row["layer"]].setdefault(row["metric"], []).append(estimate_of(row))
     cosines = {layer: of_metric["cosine"] for layer, of_metric in of_models.items()}
     of_first, within = of_models[first].items(), sensitivity.within
     first_layer = {metric: figures.mean_line("", estimates, within(metric)).estimate for metric, estimates in of_first}
-    (sign,) = decide([first_layer["cosine"]], seeds=seeds)
-    over = words["over"].format(seeds=seeds, least=LEAST_SEEDS) if seeds > 1 else ""
+    (sign,) = decisions.decide([first_layer["cosine"]], seeds=seeds)
+    over = words["over"].format(seeds=seeds, least=decisions.LEAST_SEEDS) if seeds > 1 else ""
     values: Any = {"cosine": _interval(first_layer["cosine"], 3), "rho": _interval(first_layer["rho"], 2)}
     values |= {"share": 100 * first_layer["below"].value, "amplification": first_layer["amplification"].value}
     lead = words["lead"].format(over=over, **values)
@@ -309,17 +308,17 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     return Headline(title, lead, plot=lambda: _cosine_plot(family, cosines))
 
 
-def _cosine_plot(family: Family, cosines: Mapping[int, list[Estimate]]) -> Plot:
+def _cosine_plot(family: Family, cosines: Mapping[int, list[intervals.Estimate]]) -> Plot:
     within, lines = sensitivity.within("cosine"), []
     for layer, estimates in cosines.items():
         line = figures.mean_line(f"layer {layer + 1}", estimates, within, marked=not lines)
-        (sign,) = decide([line.estimate], seeds=len(estimates))
+        (sign,) = decisions.decide([line.estimate], seeds=len(estimates))
         lines.append(replace(line, color=family.color if sign else figures.UNDECIDED))
     forest = figures.Forest(f"cosθ, {shortened(family.name)}", lines, 0.0, scale=1.0, digits=3)
     return Plot("answer", figures.forest_figure([forest]), _WORDS["headline"]["answer"])
 
 
-def _interval(estimate: Estimate, digits: int, scale: Any = float) -> str:
+def _interval(estimate: intervals.Estimate, digits: int, scale: Any = float) -> str:
     def text(end: float) -> str:
         return number(scale(end), digits)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from antiphase import modules, terminal
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
@@ -21,7 +22,6 @@ from antiphase.data.images import content_key
 from antiphase.errors import UserError
 from antiphase.evaluation.rates import MODEL_SCHEMA, Pairs
 from antiphase.models.zoo import fingerprint
-from antiphase.modules import device_of
 from antiphase.processes import Process, this_process
 from antiphase.sensitivity import alignment as grams
 from antiphase.sensitivity import layer_estimates as sensitivity
@@ -31,7 +31,6 @@ from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache
 from antiphase.streams import key, sample_keys
-from antiphase.terminal import eps_label, progress_bar
 
 BATCH_SIZE = 8
 
@@ -82,9 +81,9 @@ def run(options: SenseOptions, command: str = "", lineup: Lineup | None = None) 
     summary |= {"warnings": doubts} if doubts else {}
     numbers = ("probes", "samples", "steps", "points", "lipschitz_limit", "seed")
     settings: dict[str, Any] = {name: getattr(options, name) for name in numbers}
-    settings |= {"Lipschitz ball": f"L∞, {eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
+    settings |= {"Lipschitz ball": f"L∞, {terminal.eps_label(options.radius)}", "Lipschitz norms": "L2 → L2"}
     settings |= {"parts": ", ".join(options.parts), "PGD": "20 steps of ε/4, random start, best iterate"}
-    settings |= {"perturbations": ", ".join(map(eps_label, options.eps))}
+    settings |= {"perturbations": ", ".join(map(terminal.eps_label, options.eps))}
     frames = {part: rows.get(part) for part in known}  # None: of an earlier run with the same --out
     write_run(lineup, options, summary, frames, settings, doubts, command, began)
     return summary
@@ -132,7 +131,7 @@ def sense(
     ``parts`` are those that the options name where not given: studies ask for some that the command does not offer.
     """
     process = process or this_process()
-    size, device = options.batch_size or BATCH_SIZE, device_of(model)
+    size, device = options.batch_size or BATCH_SIZE, modules.device_of(model)
     prints = {"model": fingerprint(model), "data": content_key(data)}
     frames = {}
     for part in parts or [part for part in (*PARTS, *STUDY_PARTS) if part.name in options.parts]:
@@ -141,7 +140,7 @@ def sense(
         count = len(data) if limit is None else limit
         samples = data.ids.tolist()[: min(count, options.lipschitz_limit) if part.heavy else count]
         cache = Cache(out, identity, part.stored, samples, process)
-        bar = progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
+        bar = terminal.progress_bar(f"{name} {part.name}", len(cache.mine), not options.quiet and process.first)
         with bar as advance, cache.filling(size) as batches:
             for positions in batches:
                 images, ids = data.images(positions).to(device), data.ids[positions]

@@ -15,15 +15,13 @@ from pydantic import BaseModel
 from rich.text import Text
 from torch import nn
 
-from antiphase.commands import loading, train
-from antiphase.commands.lineup import environment_record
+from antiphase import files, registry, terminal
+from antiphase.commands import lineup, loading, run_folder, train
 from antiphase.commands.result import Result, without_intervals
-from antiphase.commands.run_folder import finished
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
 from antiphase.errors import NoSuchSplit, UserError
-from antiphase.files import as_json_lines, write_json
 from antiphase.models import CLIP, checkpoints
 from antiphase.models.card import ModelCard, card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
 from antiphase.models.class_names import in_model_order
@@ -33,11 +31,9 @@ from antiphase.models.trained import FOLDER, RESIZE, SQUARE, starting_model, wit
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import this_process
-from antiphase.registry import VITS
 from antiphase.report.figure import new_figure
 from antiphase.report.page import Headline, Plot, Section
 from antiphase.report.table import Field, Table
-from antiphase.terminal import say
 from antiphase.training import fastest_precision, make_recipe, train_classifier
 from antiphase.training.loop import METRICS_FILE, TIMES, check_trackers
 from antiphase.training.recipe import TRAINING_PRESETS, ClipRecipe, Recipe, make_clip_recipe
@@ -55,9 +51,9 @@ def run(options: train.TrainingOptions, command: str = "") -> Metrics:
     metrics = kinds.get(type(options).__name__, _train_vlm)(options, left_out)
     if this_process().first:
         about = {"command": command, "options": options.record()}
-        about |= finished(options.out, began) | environment_record(loading.find_device("auto"))
+        about |= run_folder.finished(options.out, began) | lineup.environment_record(loading.find_device("auto"))
         about |= {"warnings": left_out} if left_out else {}
-        write_json(options.out / "run.json", about)
+        files.write_json(options.out / "run.json", about)
     return metrics
 
 
@@ -74,7 +70,7 @@ def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metri
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
     stored = options.chosen(RESIZE)
     model, module = None, loading.live_object(named_spec(options.model).spec)
-    if options.model not in VITS:
+    if options.model not in registry.VITS:
         (loaded,) = loading.load_models([options.model], device_of(module), options.random_weights, seed=options.seed)
         if not card_of(loaded).num_classes:
             raise UserError(f"{options.model}: is no classifier; train a CLIP by antiphase train-clip")
@@ -210,7 +206,7 @@ def _held_out(options: train.TrainClipOptions, indexed: bool) -> list[PairSet]:
         if not isinstance(pairs, PairSet):
             raise UserError(f"{name}: shards are a stream to train on; hold out another source")
         if name == options.data and pairs.fingerprint() == load_pairs(name, progress=False).fingerprint():
-            say(f"{name} has no test split of its own: nothing is held out", err=True)
+            terminal.say(f"{name} has no test split of its own: nothing is held out", err=True)
         else:
             sets.append(pairs)
     return sets
@@ -270,7 +266,7 @@ class TrainingResult(Result):
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
-        if not (epochs := as_json_lines(self.files[METRICS_FILE], self.path_of(METRICS_FILE))):
+        if not (epochs := files.as_json_lines(self.files[METRICS_FILE], self.path_of(METRICS_FILE))):
             raise UserError(f"{self.path_of(METRICS_FILE)}: is empty; expected a line for each epoch")
         return epochs
 

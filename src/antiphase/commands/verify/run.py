@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphase.arguments import validated
-from antiphase.commands import find_command
+from antiphase.commands import find_command, loading, run_folder
 from antiphase.commands.audit import AttackOptions, AuditOptions
 from antiphase.commands.audit.card import BY_HAND, RobustnessCard, card_of_run, read_card
 from antiphase.commands.command import Answer, Refusal
-from antiphase.commands.loading import PREFIX, check_code
-from antiphase.commands.run_folder import refuse_finished
 from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
 from antiphase.models.schemes.robustbench import leaderboard
@@ -86,7 +84,7 @@ def _verified(options: VerifyOptions) -> Verification:
     from antiphase.commands.audit.run import fingerprints
 
     if options.out is not None:
-        refuse_finished(options.out)
+        run_folder.refuse_finished(options.out)
     if str(options.card).startswith(SCHEME):
         return _of_leaderboard(options, str(options.card).removeprefix(SCHEME))
     if options.limit is not None:
@@ -134,11 +132,11 @@ def _repeated(card: RobustnessCard, options: VerifyOptions, out: Path) -> AuditO
     here = {"out": out, "device": options.device, "quiet": options.quiet, "sense_limit": 0}
     repeated, name = kind.from_file(card.options, **here), f"card {shown(str(options.card))}"
     for spec in (*repeated.model, *repeated.against, repeated.data or ""):
-        if spec.strip().startswith(PREFIX):
+        if spec.strip().startswith(loading.PREFIX):
             raise UserError(f"{name}: {spec} was an object of a Python session; expected models and data given by name")
     if repeated.questions:
         raise UserError(f"{name}: its options are of questions, which have no card")
-    check_code(repeated, options.run_code, name)
+    loading.check_code(repeated, options.run_code, name)
     return repeated
 
 

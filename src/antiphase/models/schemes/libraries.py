@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from antiphase.data.decoding import Square
-from antiphase.data.hub import offline_at_once
+from antiphase.data import decoding, hub
 from antiphase.errors import UserError, first_line, install, shown
 from antiphase.models import preprocessing
 from antiphase.models.checkpoints import check_finite, load_into, read_state
@@ -38,7 +37,7 @@ def _timm(request: Wanted) -> nn.Module:
     def make(**sizes: int) -> nn.Module:
         return timm.create_model(name, pretrained=not (file or request.random_weights), **sizes)  # pyright: ignore
 
-    with offline_at_once():
+    with hub.offline_at_once():
         model = _made(request, make, "download them", "pos_embed", "img_size", "in_chans")
     settings: dict[str, Any] = resolve_data_config(model=model)
     channels, *side = settings["input_size"]
@@ -289,7 +288,7 @@ def _hugging_face(request: Wanted) -> nn.Module:
     folder = Path(name).expanduser()
     place = str(folder) if folder.is_dir() else name
     fix = "expected a directory written by save_pretrained, or a model on the hub and network access"
-    with quiet(transformers), offline_at_once():
+    with quiet(transformers), hub.offline_at_once():
         with downloading(f"{spec}: cannot be loaded", fix, FAILURES), drawn_from(request.seed):
             config: Any = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
             kind, factory = _kind(transformers, config)
@@ -319,7 +318,7 @@ def _hugging_face(request: Wanted) -> nn.Module:
         if (size := getattr(vision, "image_size", None)) is None:
             raise UserError(f"{spec}: says nothing of its image size; expected a preprocessor_config.json")
         side = preprocessing.one_side(size if isinstance(size, list | tuple) else (size, size), spec)
-        used = Preprocessing(Square(side), (0.0,) * channels, (1.0,) * channels)
+        used = Preprocessing(decoding.Square(side), (0.0,) * channels, (1.0,) * channels)
     else:
         used = preprocessing.of_processor(processor, channels, spec)
     if kind == "classifier":

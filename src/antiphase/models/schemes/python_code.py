@@ -19,8 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from antiphase.data.decoding import Square
-from antiphase.data.in_memory import ordered_names
+from antiphase.data import decoding, in_memory
 from antiphase.errors import UserError, first_line, shown
 from antiphase.files import digest
 from antiphase.models.checkpoints import check_finite, file_and_set, files_of, load_into, read_state
@@ -99,7 +98,7 @@ def _python(request: Wanted) -> nn.Module:
         model: Any = to_evaluation(differentiable(model))
         name, code = request.name.rpartition(":")[2], source_digest(file)
         if is_dual_encoder(model):
-            if not isinstance(square := getattr(model, "square", None), Square):
+            if not isinstance(square := getattr(model, "square", None), decoding.Square):
                 example = "antiphase.data.decoding.Square(224)"
                 raise UserError(f"{spec}: a dual encoder needs an attribute square, such as {example}")
             return request.loaded(model, name, image_shape=(3, square.size, square.size), code=code)
@@ -118,7 +117,7 @@ def stated_class_names(model: Any, count: int, spec: str) -> tuple[str, ...] | N
     if (stated := getattr(model, "class_names", None)) is None:
         return None
     count = max(count, 2)  # a single logit tells two classes
-    if (names := ordered_names(stated)) is None or len(names) != count:
+    if (names := in_memory.ordered_names(stated)) is None or len(names) != count:
         got = f"{len(names)} names" if names else shown(stated)
         raise UserError(f"{spec}: class_names: got {got}; expected {count} names, in the order of the outputs")
     return names

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from antiphase.data import folders, hub
 from antiphase.data.decoding import Square
-from antiphase.data.folders import data_root
-from antiphase.data.hub import OFFLINE
 from antiphase.errors import UserError, shown
 from antiphase.models.preprocessing import Preprocessing, checked
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, probe, scheme
@@ -73,10 +72,10 @@ def _robustbench(request: Wanted) -> nn.Module:
     except ImportError as error:
         raise UserError(f"{request.spec}: robustbench cannot be imported ({error}); {_INSTALL}") from None
     kind = kinds.BenchmarkDataset(data), kinds.ThreatModel(threat)
-    fix = f"download them on a machine with network access into {data_root() / 'robustbench'}"
+    fix = f"download them on a machine with network access into {folders.data_root() / 'robustbench'}"
     try:
-        with downloading(f"{request.spec}: the weights are not available", fix, (*OFFLINE, ValueError)):
-            model = utils.load_model(name, data_root() / "robustbench", *kind).eval()
+        with downloading(f"{request.spec}: the weights are not available", fix, (*hub.OFFLINE, ValueError)):
+            model = utils.load_model(name, folders.data_root() / "robustbench", *kind).eval()
     except KeyError:
         raise UserError(f"{request.spec}: RobustBench has no such model for {data} and {threat}") from None
     side = 224 if data == "imagenet" else 32

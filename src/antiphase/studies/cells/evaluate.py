@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Bool
 
+from antiphase import processes, terminal
 from antiphase.commands.evaluate.run import left_out, load_source, protocol_with, warm
 from antiphase.data import PairSet, load_pairs
 from antiphase.data.emoji import on_white
@@ -21,11 +22,9 @@ from antiphase.evaluation.mmvp import MmvpSet
 from antiphase.evaluation.tasks import find_task
 from antiphase.models.image_towers import image_tower
 from antiphase.models.zeroshot import as_dual_encoder
-from antiphase.processes import Process
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, attention_map, enlarge, localise
 from antiphase.studies.cells.models import Measurement
 from antiphase.studies.spec import Lab
-from antiphase.terminal import progress_bar
 
 FEATURES_FOLDER = "features"  # below the store's root: what several tasks of a model need of a data set
 _BATCH_SIZE = 256
@@ -82,7 +81,7 @@ class Evaluate(Measurement):
         how = {"batch_size": lab.batch_size or _BATCH_SIZE, "progress": lab.progress, "process": lab.process}
         store = FeatureStore(lab.store.root / FEATURES_FOLDER, **how)
         warm(task, model, source, protocol, store)  # each process its part
-        alone = replace(store, process=Process(), progress=lab.progress and lab.process.first)
+        alone = replace(store, process=processes.Process(), progress=lab.progress and lab.process.first)
         rows = task.measure(model, source, protocol, alone)
         if isinstance(source.test, MmvpSet):
             names = dict(enumerate(source.test.pattern_names))
@@ -154,7 +153,7 @@ class Relevance(Measurement):
         except NoSecondMap:  # standard attention has only one map
             kinds = tuple(kind for kind in kinds if kind not in (POSITIVE, NEGATIVE))
         rows: list[dict[str, Any]] = []
-        with progress_bar(self.label, len(pairs), lab.progress and lab.process.first) as advance:
+        with terminal.progress_bar(self.label, len(pairs), lab.progress and lab.process.first) as advance:
             for position in range(len(pairs)):
                 image = model_images(pairs, [position], square).to(lab.device)
                 texts = self.texts or self._own_texts(pairs, position)

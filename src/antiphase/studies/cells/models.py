@@ -9,15 +9,13 @@ from typing import Any, Protocol, final, get_args, runtime_checkable
 import polars as pl
 from torch import nn
 
-from antiphase.commands.lineup import check_fit
-from antiphase.commands.loading import with_kind_found
+from antiphase.commands import lineup, loading
 from antiphase.data import ImageSet, load_data
 from antiphase.errors import UserError
 from antiphase.models import card as model_card
 from antiphase.models import checkpoints
 from antiphase.models.class_names import in_model_order
-from antiphase.models.schemes.diffclip import RELEASED_FILE
-from antiphase.models.schemes.python_code import code_content
+from antiphase.models.schemes import diffclip, python_code
 from antiphase.models.zeroshot import bound
 from antiphase.models.zoo import load_model
 from antiphase.studies.spec import Cell, Lab
@@ -74,7 +72,7 @@ class Given(_Made):
         return self.spec
 
     def load(self, lab: Lab) -> nn.Module:
-        return with_kind_found(load_model(self.spec, random_weights=self.random_weights))
+        return loading.with_kind_found(load_model(self.spec, random_weights=self.random_weights))
 
 
 @final
@@ -105,7 +103,7 @@ class Own(_Made):
         model_card.with_card(
             model, model_card.ModelCard(self.label, self.label, kind, self.seed, self.image_shape, self.num_classes)
         )
-        return model if self.attention else with_kind_found(model)
+        return model if self.attention else loading.with_kind_found(model)
 
 
 def given(spec: str, series: str, seed: int = 0, note: str = "", **factors: Any) -> Given:
@@ -118,14 +116,14 @@ def _content(spec: str) -> str:
     """Return a digest of the files that a specification names, which may change; empty for a name that lasts."""
     kind, _, name = spec.partition(":")
     if kind == "python":
-        return code_content(name)
+        return python_code.code_content(name)
     file = name.partition("@")[2]
     places = {"diffclip": name.partition("#")[0], "hf": name, "timm": file, "torchvision": file}
     places["open_clip"] = file or name
     if not (named := places.get(kind, spec)):
         return ""
     place = Path(named).expanduser()
-    names = (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE, RELEASED_FILE)
+    names = (checkpoints.RECIPE_FILE, "config.json", checkpoints.WEIGHTS_FILE, diffclip.RELEASED_FILE)
     files = [path for path in (place, *(place / name for name in names)) if path.is_file()]
     return file_digest(*files)[:16] if files else ""
 
@@ -185,7 +183,7 @@ class Measurement(Cell):
         images = model_card.with_own_pixels(images, [loaded])
         classifier = bound(loaded, images, prompt)
         images, _ = in_model_order([model_card.card_of(classifier)], images)
-        check_fit(model_card.card_of(classifier), images)
+        lineup.check_fit(model_card.card_of(classifier), images)
         return classifier, images
 
 

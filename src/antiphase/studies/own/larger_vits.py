@@ -14,11 +14,10 @@ from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, ga
 from antiphase.studies.figures import IN_255THS, Artefact, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks
+from antiphase.studies.papers.robustness import layers, theory
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, measured
-from antiphase.studies.papers.robustness.layers import draw_sensitivity, sensitivity_cells, sensitivity_checks
 from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, at_each_depth, depth_checks, reaching
 from antiphase.studies.papers.robustness.tables import eps_checks
-from antiphase.studies.papers.robustness.theory import draw_radii, radius_cells, radius_checks
 from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile, RowsByTable
 
@@ -163,22 +162,22 @@ LARGER_ATTACKS = _study(
 
 
 def _layer_checks(rows: RowsByTable) -> Checks:
-    claims = sensitivity_checks(_as_twins(rows))
+    claims = layers.sensitivity_checks(_as_twins(rows))
     del claims["cancels-more-when-deep"]  # all have one layer
     return claims
 
 
 LARGER_LAYERS = _study(
     "larger-layers",
-    lambda profile: sensitivity_cells(bench(profile), _each(profile)),
-    lambda rows: draw_sensitivity(_as_twins(rows)),
+    lambda profile: layers.sensitivity_cells(bench(profile), _each(profile)),
+    lambda rows: layers.draw_sensitivity(_as_twins(rows)),
     _layer_checks,
 )
 LARGER_RADIUS = _study(
     "larger-radius",
-    lambda profile: radius_cells(bench(profile), _each(profile)),
-    lambda rows: Artefact([], draw_radii(_as_twins(rows)).tables),  # of one depth: no lines
-    lambda rows: radius_checks(_as_twins(rows)),
+    lambda profile: theory.radius_cells(bench(profile), _each(profile)),
+    lambda rows: Artefact([], theory.draw_radii(_as_twins(rows)).tables),  # of one depth: no lines
+    lambda rows: theory.radius_checks(_as_twins(rows)),
 )
 
 TIMES = (2, 3)  # as wide as the models of the other studies: 128 and 192 on a laptop

@@ -18,12 +18,11 @@ from antiphase.errors import UserError
 from antiphase.files import write_text
 from antiphase.report.page import environment
 from antiphase.report.table import escaped, markdown
+from antiphase.studies import paper_settings, scale
 from antiphase.studies.figures import Artefact
-from antiphase.studies.paper_settings import entries, outcome
 from antiphase.studies.report import figures, forest, tables, words
 from antiphase.studies.report.words import QUESTIONS, RULE, SHORT, is_tested, page_name, part_name
 from antiphase.studies.results import Result
-from antiphase.studies.scale import IN_SHORT
 
 _WIDE_AND_NARROW = (("", False), ("-narrow", True))
 _FRACTION = re.compile(r"-?\d+(?:\.\d+)?e[+-]?\d+|-?\d+\.\d+")
@@ -38,7 +37,7 @@ def summary(results: Sequence[Result], template: str, folder: str = "", **values
     pages = [f"{folder}/{page_name(result)}.md" if folder and not unfinished(result) else "" for result in begun]
     values |= {"claims": tested, "claims_sheets": tables.claims_sheets(begun, pages), "folder": folder}
     values |= {"questions": QUESTIONS, "rule": RULE, "short": SHORT, "few": words.FEW}
-    values["models"] = tables.models_tested(begun, IN_SHORT)
+    values["models"] = tables.models_tested(begun, scale.IN_SHORT)
     values["pages"] = [pair for pair in zip(pages, begun, strict=True) if not unfinished(pair[1])]
     values["counts"] = tables.counts_sheet(begun) if claims else None
     values["notes"] = {one.name: one.artefact.notes for one in results if one.artefact and one.name in judged}
@@ -82,9 +81,9 @@ def write_findings(results: Sequence[Result], path: Path) -> None:
     write_text(path, summary(results, "findings.md", path.stem, picture=bool(pictures["claims"])))
     claims = words.by_key(results)
     registers = [
-        (SHORT[paper], [(one, outcome(one, paper, claims)) for one in entries(paper)])
+        (SHORT[paper], [(one, paper_settings.outcome(one, paper, claims)) for one in paper_settings.entries(paper)])
         for paper in SHORT
-        if entries(paper)
+        if paper_settings.entries(paper)
     ]
     text = _filled("register.md", {"registers": registers, "findings": path.name})
     write_text(path.parent / path.stem / "register.md", text)

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from antiphase.report.words import number
-from antiphase.statistics.decisions import LEAST_SEEDS
-from antiphase.statistics.intervals import Estimate
+from antiphase.statistics import decisions, intervals
 from antiphase.studies.cells.training import OTHER_START
 from antiphase.studies.claims import MARGINS, OWN, Check, Claim, Tested, Verdict, joint
 from antiphase.studies.results import Result
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("findings.toml").read_text(encoding="utf-8"))
 QUESTIONS: list[dict[str, Any]] = _TEXTS["questions"]
-RULE: str = _TEXTS["rule"].format(points=100 * (MARGINS["points"] or 0), seeds=LEAST_SEEDS)
+RULE: str = _TEXTS["rule"].format(points=100 * (MARGINS["points"] or 0), seeds=decisions.LEAST_SEEDS)
 TESTED = get_args(Tested)  # the verdicts of claims that were tested
 FEW = "too few seeds"
 VERDICTS = (*TESTED, FEW, "not judged (smoke)", "not run")
@@ -124,7 +123,7 @@ def caveat(check: Check, verdict: Verdict) -> str:
     """Return why a difference is undecided although 0 is not in its interval; mostly empty."""
     if verdict != "undecided" or not check.excess or check.excess.low <= 0 <= check.excess.high:
         return ""
-    few = check.over == "seeds" and check.seeds < LEAST_SEEDS
+    few = check.over == "seeds" and check.seeds < decisions.LEAST_SEEDS
     return f"with {FEW}" if few else "after Holm" if check.excess.high < 0 else "where exceptions are allowed"
 
 
@@ -196,7 +195,7 @@ def supported(value: float | None, low: float | None, high: float | None) -> int
     return max(0, min(6, 2 - math.floor(math.log10(abs(value)))))
 
 
-def signed(estimate: Estimate, unit: str) -> tuple[str, str]:
+def signed(estimate: intervals.Estimate, unit: str) -> tuple[str, str]:
     """Format a difference with its unit, and its interval, of which nonzero ends are not rounded to 0."""
     scale = 100.0 if unit == "points" else 1.0
     value, low, high = (scale * part for part in (estimate.value, estimate.low, estimate.high))

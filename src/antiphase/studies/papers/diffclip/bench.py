@@ -17,10 +17,9 @@ from antiphase.models.checkpoints import RECIPE_FILE, as_config, read_recipe
 from antiphase.models.clip import ClipConfig, find_clip
 from antiphase.models.schemes import diffclip
 from antiphase.models.transformer import attention_spec
+from antiphase.studies import options, scale
 from antiphase.studies.cells import Evaluate, Given, Relevance, TrainClip, given
-from antiphase.studies.options import RELEASED
 from antiphase.studies.papers.declarations import Paper, listed
-from antiphase.studies.scale import IN_SHORT, clips_in_short
 from antiphase.studies.spec import Cell, Profile
 
 TWINS = ("clip", "diffclip")
@@ -103,9 +102,9 @@ def measured(profile: Profile, sets: Mapping[str, Sequence[str]], some: Sequence
 def settings(profile: Profile) -> dict[str, str]:
     """Return the settings shown on the pages."""
     sizes = bench(profile)
-    short = clips_in_short([sizes.train("clip", 0, data) for data in sizes.trained_on])
+    short = scale.clips_in_short([sizes.train("clip", 0, data) for data in sizes.trained_on])
     sets = ", ".join(TITLES.get(name, name) for name in sizes.trained_on)
-    trained = PAPER.settings("trained", bench=sizes, sets=sets) | {IN_SHORT: short}
+    trained = PAPER.settings("trained", bench=sizes, sets=sets) | {scale.IN_SHORT: short}
     models = {"models": models_in_words(sizes.given)} if sizes.given else trained
     protocols = {f"protocol of {task}": listed(fields) for task, fields in sizes.protocols.items()}
     return models | PAPER.settings("tasks", bench=sizes) | protocols
@@ -129,7 +128,7 @@ def given_models(profile: Profile) -> list[Given]:
     """Return the models of ``--models``; several of one kind and training set are its training seeds."""
     checkpoints: list[Given] = []
     for spec in profile.models:
-        for one in released() if spec == RELEASED else [_model(spec, 0)]:
+        for one in released() if spec == options.RELEASED else [_model(spec, 0)]:
             kind = (one.series, one.factors()["trained_on"])
             seed = sum(kind == (other.series, other.factors()["trained_on"]) for other in checkpoints)
             checkpoints.append(one if not seed else _model(spec, seed))

@@ -6,11 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.studies import figures
+from antiphase.studies import figures, paper_settings
 from antiphase.studies.claims import Check, apart, higher, no_worse, on_average
 from antiphase.studies.estimation import ASR, CORRECT, estimates, gaps, peak, trend
 from antiphase.studies.figures import IN_255THS, Artefact, Panel, panels
-from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, bench, measured, vit_study
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -21,7 +20,7 @@ WIDTHS = (8, 4, 2)
 BUDGETS = tuple(eps for eps in reversed(EPS) if eps <= 4 / 255)
 COLUMNS = (*(f"patch {width}" for width in WIDTHS), *map(eps_label, BUDGETS))
 TRAINED = (0.0, 0.25 / 255, 0.5 / 255, 1 / 255)
-PRINTED = {name: printed_numbers("robustness", name) for name in ("table-1", "table-2", "table-3")}
+PRINTED = {name: paper_settings.printed_numbers("robustness", name) for name in ("table-1", "table-2", "table-3")}
 _AT = 1 / 255
 _HARMLESS = 0.005  # our reading of "without harming classification accuracy"
 _CONVERGES = "ASR(DiffViT) − ASR(ViT), at 1/255 − at 4/255"
