@@ -75,7 +75,6 @@ def apgd(
         eot: as in :func:`pgd`.
     """
     threat.require("APGD", "linf", "l2", "l1")
-    threat.refuse_infinite("APGD")
     loss = objective or ("dlr" if targets else "cross_entropy")
     search: Any = _Apgd(threat, steps, loss, targets, restarts, rho, momentum)
     if threat.norm == "l1":

@@ -77,7 +77,7 @@ def fab(
         final_search: whether to search the segment from x₀ to the nearest adversarial example for a nearer one.
         **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
-    threat.require("FAB", "linf", "l2", "l1")
+    threat.require("FAB", "linf", "l2", "l1", finite=False)
     early_stop = run.setdefault("early_stop", math.isfinite(threat.eps))
     search = _Fab(threat, steps, targets, restarts, alpha_max, eta, beta, final_search, early_stop)
     if run.get("precision") == "auto" or (run.get("precision") == "bf16" and not search.exact_from):

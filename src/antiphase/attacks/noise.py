@@ -29,7 +29,6 @@ def noise(
         draws: draws per sample, at least 1; stops at the first that changes the prediction.
     """
     threat.require("noise", "linf", "l2")
-    threat.refuse_infinite("noise", "")
     return run_search(model, images, labels, threat, _Noise(threat, draws), run)
 
 

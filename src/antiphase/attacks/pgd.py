@@ -74,7 +74,6 @@ def pgd(
         **run: seed, batch size and others, see :class:`~antiphase.attacks.engine.search.RunOptions`.
     """
     threat.require("PGD", "linf", "l2")
-    threat.refuse_infinite("PGD")
     if restarts > 1 and not random_start:
         raise UserError(f"restarts {restarts} without a random start: expected 1, since all would be equal")
     alpha = threat.eps / 4 if step_size is None else step_size
@@ -100,7 +99,6 @@ def fgsm(
         objective: loss to maximise, as in :func:`pgd`.
     """
     threat.require("FGSM", "linf", "l2")
-    threat.refuse_infinite("FGSM")
     search = PgdSearch(threat, 1, threat.eps, random_start=False, objective=objective, name="fgsm")
     return run_search(model, images, labels, threat, search, run, settings={"objective": objective})
 

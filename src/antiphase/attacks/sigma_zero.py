@@ -51,7 +51,7 @@ def sigma_zero(
         threshold: τ at first, in units of the pixel range, at least 0.
         **run: see :class:`~antiphase.attacks.engine.search.RunOptions`; ``early_stop`` defaults to False for ε = ∞.
     """
-    threat.require("σ-zero", "l0")
+    threat.require("σ-zero", "l0", finite=False)
     run.setdefault("early_stop", math.isfinite(threat.eps))
     run["precision"] = "float32"
     return run_search(model, images, labels, threat, _SigmaZero(threat, steps, step_size, sigma, threshold), run)

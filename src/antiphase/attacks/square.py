@@ -82,7 +82,6 @@ def square(
             None does so for fewer than 5,000 queries, AutoAttack's number. :func:`autoattack` never does so.
     """
     threat.require("Square", "linf", "l2", "l1")
-    threat.refuse_infinite("Square")
     rescaled = queries < AUTOATTACK_QUERIES if rescale_schedule is None else rescale_schedule
     run["precision"] = "float32"
     search = _Square(threat, queries, p_init, restarts, targets, objective, rescaled)

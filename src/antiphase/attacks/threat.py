@@ -64,16 +64,13 @@ class Threat:
         if (longest := most.get(self.norm, math.inf)) < self.eps < math.inf:
             raise UserError(f"eps {self.eps:g}: expected at most {longest:g} in norm {self.norm!r}")
 
-    def require(self, who: str, *norms: str) -> None:
-        """Refuse a norm that an attack does not know."""
+    def require(self, who: str, *norms: str, finite: bool = True) -> None:
+        """Refuse a norm that an attack does not know, and an infinite ε for an attack that needs a finite one."""
         if self.norm not in norms:
             others = "fmn knows all norms, apgd, fab and square linf, l2 and l1"
             raise UserError(f"norm {self.norm!r}: {who} knows {' and '.join(norms)}; {others}")
-
-    def refuse_infinite(self, who: str, instead: str = "; use FAB to minimise the perturbation") -> None:
-        """Refuse an infinite ε for an attack that needs a finite one."""
-        if math.isinf(self.eps):
-            raise UserError(f"eps inf: {who} needs a finite ε{instead}")
+        if finite and math.isinf(self.eps):
+            raise UserError(f"eps inf: {who} needs a finite ε; use FAB to minimise the perturbation")
 
     def slack(self, adversarial: Points) -> Numbers | float:
         """Return the rounding error allowed on top of ε: ``tolerance`` times a sample's largest pixel if above 1."""

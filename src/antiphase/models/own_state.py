@@ -3,9 +3,8 @@
 import dis
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from numbers import Number
 from types import CodeType, MethodType
 from typing import Any
@@ -21,6 +20,13 @@ from antiphase.models.checkpoints import raw_bytes
 _PLAIN = (str, bytes, Number, type(None), torch.dtype, torch.device)
 _KEPT = 64  # values of a tensor; larger ones may be what a model keeps of its last images
 _USUAL = {*vars(nn.Module()), "card", "square"}
+_MADE_OF: dict[Any, Callable[[Any], Iterable[Any]]] = {
+    Mapping: lambda value: [*value, *value.values()],
+    (list, tuple): list,
+    partial: lambda value: [value.func, value.args, value.keywords],
+    MethodType: lambda value: [value.__func__, value.__self__],
+    CodeType: lambda value: [value.co_code, *value.co_names, *value.co_consts],
+}
 
 
 def own_state(model: nn.Module) -> str:
@@ -60,16 +66,9 @@ def _of_module(module: nn.Module) -> list[Any]:
 
 def _parts(value: Any) -> list[Any]:
     """Return what a value is made of; nothing of what is not known."""
-    if isinstance(value, Mapping):
-        return list(chain.from_iterable(value.items()))
-    if isinstance(value, list | tuple):
-        return list(value)
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, CodeType):
-        return [value.co_code, *value.co_names, *value.co_consts]
+    for kind, parts in _MADE_OF.items():
+        if isinstance(value, kind):
+            return list(parts(value))
     if isinstance(value, type):
         return [part for base in value.__mro__ if _is_read(base) for part in vars(base).values() if _is_read(part)]
     if not _is_read(value):

@@ -88,9 +88,8 @@ def rate_figure(panels: Sequence[tuple[str, str, pl.DataFrame]], groups: Sequenc
                 axes.set_xscale("log", base=2)
             if len(eps) == 1 and eps[0] > 0:
                 axes.set_xlim(eps[0] / 2, eps[0] * 2)
-            fractions = list(map(eps_label, eps))
-            of_255 = all(one == "0" or one.endswith("/255") for one in fractions)
-            axes.set_xticks(eps, [one.removesuffix("/255") if of_255 else one for one in fractions])
+            labels, of_255 = eps_ticks(eps)
+            axes.set_xticks(eps, labels)
             axes.minorticks_off()
             axes.set_xlabel("ε, in 255ths of the pixel range" if of_255 else "ε, in units of the pixel range")
             dress(axes)
@@ -142,6 +141,13 @@ class Forest:
             return points_interval(value, low, high).replace(" points", "")
         written = [number(self.scale * end, self.digits) for end in (value, low, high)]
         return f"{written[0]} [{written[1]}, {written[2]}]" if is_interval(low, high) else written[0]
+
+
+def eps_ticks(values: Sequence[float]) -> tuple[list[str], bool]:
+    """Return the labels of ε on an axis, and whether they are 255ths: where all are multiples of 1/255."""
+    labels = list(map(eps_label, values))
+    of_255 = all(label == "0" or label.endswith("/255") for label in labels)
+    return [label.removesuffix("/255" * of_255) for label in labels], of_255
 
 
 def mean_line(

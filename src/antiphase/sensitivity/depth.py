@@ -69,10 +69,6 @@ def blocks(model: nn.Module, images: Batch) -> list[Call]:
     return calls
 
 
-def _length(x: Tensor) -> Tensor:
-    return x.flatten(1).norm(dim=1)
-
-
 def _subtracted(layer: Layer) -> Tensor:
     """Return λ·A2, which is 0 in standard attention."""
     if layer.negative is None or layer.lam is None:
@@ -92,10 +88,10 @@ def propagate(model: nn.Module, images: Batch, perturbed: Batch) -> Path:
     for a, b in zip(attention_layers(model, images), attention_layers(model, perturbed), strict=True):
         one = b.positive.attention - one_set_each(a, len(images)).positive.attention
         two = _subtracted(b) - _subtracted(a)
-        norms[a.name] = [_length(part) for part in (one, two, one - two)]
+        norms[a.name] = [_norm(part, 1) for part in (one, two, one - two)]
     positive, negative, moved = (torch.stack(column, 1) for column in zip(*norms.values(), strict=True))
     stages = ("embedding", *(block.name for block in clean))
-    return Path(stages, torch.stack([_length(point) for point in points], 1), positive, negative, moved, tuple(norms))
+    return Path(stages, torch.stack([_norm(point, 1) for point in points], 1), positive, negative, moved, tuple(norms))
 
 
 @validated
@@ -190,8 +186,8 @@ def row_centred(one: Maps, two: Maps) -> PerHead:
     return (one * two).flatten(2).sum(-1) / (_norm(one) * _norm(two))
 
 
-def _norm(x: Tensor) -> Tensor:
-    return x.flatten(2).norm(dim=2)
+def _norm(x: Tensor, axis: int = 2) -> Tensor:
+    return x.flatten(axis).norm(dim=axis)
 
 
 def _over_heads(norms: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ def _of_norm(norm: bool | None) -> Finding:
 
 
 def _of_factor(factor: float | None, initial: float | None) -> Finding:
-    """Compare the factor behind the norm with 1 − λ_init; None where it cannot be told."""
+    """Compare the factor behind the norm with 1 − λ_init; either is None where it cannot be told."""
     if factor is None or (initial is None and abs(factor - 1) > _SAME):
         return Finding("factor", "unknown", "whether heads are multiplied by 1 − λ_init cannot be told")
     value = "" if initial is None else f" = {1 - initial:.4g}"

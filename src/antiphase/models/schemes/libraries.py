@@ -111,11 +111,9 @@ def _made(request: Wanted, make: Callable[..., Any], fix: str, positions: str, s
 def _loaded(request: Wanted, model: Any, count: int, used: Preprocessing, tag: str, others: bool) -> nn.Module:
     """Return the model with its card; ``others``: whether weights of its architecture differ in their preprocessing."""
     name, file = request.split()
-    doubts: tuple[str, ...] = ()
-    if file and others:
-        doubt = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
-        fix = f"for that of other weights give {request.spec.partition('@')[0]}.WEIGHTS@{file}"
-        doubts = (f"{request.spec}: {doubt}; {fix}",)
+    doubt = f"a file of weights does not tell its preprocessing; used is that of {tag}, {used}"
+    fix = f"for that of other weights give {request.spec.partition('@')[0]}.WEIGHTS@{file}"
+    doubts = (f"{request.spec}: {doubt}; {fix}",) if file and others else ()
     tag = "" if file or request.random_weights else tag
     return request.loaded(model, name, count, used, class_names=imagenet_names(count), doubts=doubts, tag=tag)
 
@@ -210,10 +208,9 @@ def _open_clip(request: Wanted) -> nn.Module:
         load_into(model, read_state(file, model.state_dict()), file)
     check_finite(model.state_dict(), spec)
     used = preprocessing.of_open_clip(model.visual.preprocess_cfg, spec)
-    doubts: tuple[str, ...] = ()
-    if file and others:
-        doubt = f"a file of weights tells neither activation nor preprocessing; used are {base}'s own, {used}"
-        doubts = (f"{request.spec}: {doubt}; for those of other weights give {spec}/TAG@{file}",)
+    doubt = f"a file of weights tells neither activation nor preprocessing; used are {base}'s own, {used}"
+    fix = f"for those of other weights give {spec}/TAG@{file}"
+    doubts = (f"{spec}: {doubt}; {fix}",) if file and others else ()
     tag = "" if drawn or file or stored else tag
     name = folder.resolve().name if stored else named
     return request.loaded(OpenClip(model, tokenizer, used), name, used=used, doubts=doubts, tag=tag)

@@ -19,10 +19,9 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from antiphase.commands.look.run import paint
-from antiphase.report.figure import STYLE, dress, lay_out, new_figure, saved
+from antiphase.report.figure import STYLE, dress, eps_ticks, lay_out, new_figure, saved
 from antiphase.report.page import environment
 from antiphase.studies.figures import BY_SEED, SIZE, Gallery, Panel, Picture, Plot
-from antiphase.terminal import eps_label
 
 _PLAIN_STYLE: Any = STYLE | {"text.parse_math": False, "axes.titlesize": 9.5, "axes.titlelocation": "left"}
 _MODELS = {
@@ -256,23 +255,19 @@ def tick_labels(panel: Panel) -> list[str]:
         return list(panel.ticks)
     if panel.scale != "eps":
         return [f"{place:g}".replace("-", "−") for place in places]
-    return [eps_label(place).removesuffix("/255" * _of_255(places)) for place in places]
+    return eps_ticks(places)[0]
 
 
 def x_label(panel: Panel) -> str:
     """Return the label of the horizontal axis, with the unit of ε."""
     if panel.scale != "eps" or "255" in panel.x:
         return panel.x
-    return f"{panel.x}, in {'255ths' if _of_255(positions(panel)) else 'units'} of the pixel range"
+    return f"{panel.x}, in {'255ths' if eps_ticks(positions(panel))[1] else 'units'} of the pixel range"
 
 
 def y_label(panel: Panel) -> str:
     """Return the label of the vertical axis, with its unit."""
     return f"{panel.y} (%)".strip() if panel.percent and not re.search("%|point", panel.y) else panel.y
-
-
-def _of_255(places: Sequence[float]) -> bool:
-    return all(eps_label(place).endswith("/255") or place == 0 for place in places)
 
 
 def seeds_of(points: pl.DataFrame) -> np.ndarray:

@@ -70,7 +70,7 @@ def tally(claims: Sequence[Claim]) -> str:
 
 
 def is_tested(claim: Claim) -> bool:
-    """Whether a claim has one of the four verdicts, from enough seeds."""
+    """Whether a claim has one of the verdicts ``TESTED``, undecided among them, from enough seeds."""
     return claim.verdict in TESTED and not claim.lacks_seeds
 
 
