@@ -9,11 +9,10 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
-from antiphase.arguments import check_argument, unchecked
+from antiphase import arguments, registry
 from antiphase.attacks.engine.checks import ALL_TARGETS, LIKELY
 from antiphase.attacks.sweep import AttackFunction, Ensemble, Stage
 from antiphase.errors import UserError, shown
-from antiphase.registry import ATTACKS, find
 
 Settings = Mapping[str, Any]
 
@@ -38,7 +37,7 @@ class AttackSpec:
 
 def find_spec(name: str) -> AttackSpec:
     """Return what is known about an attack."""
-    return find(ATTACKS, name, "attack")
+    return registry.find(registry.ATTACKS, name, "attack")
 
 
 def find_attack(name: str, **settings: Any) -> Ensemble:
@@ -48,18 +47,18 @@ def find_attack(name: str, **settings: Any) -> Ensemble:
     for setting in settings:
         if setting not in known:
             raise UserError(f"attack {name!r} has no setting {setting!r}: expected {', '.join(known) or 'none'}")
-    settings = {setting: check_argument(spec.attack, setting, value) for setting, value in settings.items()}
+    settings = {setting: arguments.check_argument(spec.attack, setting, value) for setting, value in settings.items()}
     if spec.stages is not None:
         return spec.stages(**settings)
     stored = {**spec.defaults, **settings, **spec.implied(settings)}
-    return Ensemble(name, (Stage(name, unchecked(spec.attack), stored, spec.nearest, spec.black_box),))
+    return Ensemble(name, (Stage(name, arguments.unchecked(spec.attack), stored, spec.nearest, spec.black_box),))
 
 
 def add_attack(name: str, attack: AttackFunction) -> None:
     """Register an attack of your own in this process, with pgd's signature; registering it again replaces it."""
-    if isinstance(ATTACKS.get(name), str):
+    if isinstance(registry.ATTACKS.get(name), str):
         raise UserError(f"attack {name!r}: is one of the package's; give your own another name")
-    ATTACKS[name] = AttackSpec(attack, name)
+    registry.ATTACKS[name] = AttackSpec(attack, name)
 
 
 def keywords(attack: AttackFunction) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
 
     None for an attack that is not one of the package's, whose settings may have other meanings.
     """
-    if not isinstance(ATTACKS.get(stage.name), str):
+    if not isinstance(registry.ATTACKS.get(stage.name), str):
         return None
     settings = keywords(stage.attack) | stage.settings
 
@@ -103,14 +102,14 @@ def most_passes(stage: Stage, classes: int) -> tuple[int, int] | None:
 def parse_settings(name: str, texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings that texts ``NAME=VALUE`` give an attack, checked; fractions such as 1/255 are numbers."""
     attack = find_spec(name).attack
-    known, hints = keywords(attack), get_type_hints(unchecked(attack))
+    known, hints = keywords(attack), get_type_hints(arguments.unchecked(attack))
     settings: dict[str, Any] = {}
     for text in texts:
         setting, equals, value = (part.strip() for part in text.partition("="))
         if not equals or setting not in known:
             wrong = f"attack {name!r} has no setting {setting!r}" if equals else f"setting {shown(text)}"
             raise UserError(f"{wrong}: expected NAME=VALUE with a NAME of {', '.join(known) or 'none'}")
-        settings[setting] = check_argument(attack, setting, _read(value, hints[setting]))
+        settings[setting] = arguments.check_argument(attack, setting, _read(value, hints[setting]))
     return settings
 
 

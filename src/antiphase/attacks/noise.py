@@ -3,24 +3,23 @@
 from dataclasses import dataclass
 from typing import Unpack
 
-from antiphase.arguments import Count, validated
+from antiphase import arguments, streams
 from antiphase.attacks import catalogue, objectives
 from antiphase.attacks.engine.oracle import Classifier, Oracle
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat, random_point
-from antiphase.streams import sample_keys
 
 
-@validated
+@arguments.validated
 def noise(
     model: Classifier,
     images: Images,
     labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    draws: Count = 1,
+    draws: arguments.Count = 1,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Draw points uniformly from the ε-ball, clipped to the bounds, and report the result like that of an attack.
@@ -42,7 +41,7 @@ class _Noise:
         """Need no other state."""
 
     def step(self, rows: Rows, oracle: Oracle) -> None:
-        keys = sample_keys(rows["key"], rows["t"])
+        keys = streams.sample_keys(rows["key"], rows["t"])
         x = random_point(rows["clean"], rows["eps"], self.threat.norm, self.threat.bounds, keys)
         logits = oracle.forward(rows, x)
         rows.keep_best(x, objectives.margin(logits, rows["label"]), logits.argmax(1) != rows["label"])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from antiphase.arguments import validated
+from antiphase import arguments, modules
 from antiphase.attacks.engine.oracle import Classifier, Oracle, two_classes
 from antiphase.attacks.engine.run import run_search
 from antiphase.attacks.engine.search import Images, Labels, Rows, RunOptions
@@ -19,7 +19,6 @@ from antiphase.attacks.objectives import Logits
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Points, Threat
 from antiphase.errors import UserError
-from antiphase.modules import running
 
 Foreign = Callable[[nn.Module, Tensor, Tensor], Tensor]  # model, images, labels → adversarial images
 _KNOWN = ("seed", "ids", "batch_size", "precision", "progress", "on_finished")
@@ -36,7 +35,7 @@ class ForeignOptions(RunOptions, total=False):
     settings: dict[str, Any]
 
 
-@validated
+@arguments.validated
 def run_foreign(
     attack: Foreign,
     model: Classifier,
@@ -128,7 +127,7 @@ class _Counter(nn.Module):
         return self
 
     def forward(self, x: Points) -> Logits:
-        with running(self.model, x):
+        with modules.running(self.model, x):
             logits = two_classes(self.model(x.clone()))  # which the model may write to
         self.forwards += len(x)
         if logits.requires_grad:

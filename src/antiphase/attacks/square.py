@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from antiphase.arguments import Count, Share, validated
+from antiphase import arguments, streams
 from antiphase.attacks import objectives
 from antiphase.attacks.catalogue import AttackSpec, Settings
 from antiphase.attacks.engine.oracle import PIXELS, QUANTUM, Classifier, Oracle
@@ -17,7 +17,6 @@ from antiphase.attacks.engine.search import Labels, Rows, RunOptions, expected
 from antiphase.attacks.objectives import Objective, TargetedObjective
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Keys, Norm, Numbers, Threat, per_row, project
-from antiphase.streams import sample_keys, uniform
 
 # When few rows are left, the batch is filled to this many images with later queries of each row, see _Square.step; 32
 # images were fastest on a CPU (dev/attack-engine.md)
@@ -37,20 +36,20 @@ Flags = Bool[Tensor, "batch ahead"]  # of queries
 Counts = Int64[Tensor, " batch"]
 
 
-@validated
+@arguments.validated
 def square(
     model: Classifier,
     images: Float[Tensor, "samples channels height width"],
     labels: Labels,
     threat: Threat = Threat(),  # noqa: B008 (frozen)
     *,
-    queries: Count = AUTOATTACK_QUERIES,
-    p_init: Share = 0.8,
-    restarts: Count = 1,
-    targets: Count | None = None,
+    queries: arguments.Count = AUTOATTACK_QUERIES,
+    p_init: arguments.Share = 0.8,
+    restarts: arguments.Count = 1,
+    targets: arguments.Count | None = None,
     objective: str | Objective | TargetedObjective = "margin",
     rescale_schedule: bool | None = None,
-    eot: Count = 1,
+    eot: arguments.Count = 1,
     **run: Unpack[RunOptions],
 ) -> AttackResult:
     """Change random windows of the image one by one, and keep each change that raises the loss.
@@ -307,7 +306,7 @@ def propose_bumps(rows: Rows, t: Queries, windows: Windows, threat: Threat) -> P
 
 def _draw(keys: Keys, t: Queries, count: int, windows: Windows) -> tuple[Queries, Queries, Queries, Tensor]:
     """Return each query's level, its window's height and width, and ``count`` numbers in [0, 1)."""
-    draws = uniform(keys.repeat_interleave(t.shape[1]), count, (t * count).flatten())
+    draws = streams.uniform(keys.repeat_interleave(t.shape[1]), count, (t * count).flatten())
     level = torch.bucketize(t - 1, windows.after)  # iterations are counted from the first proposal
     return level, windows.height[level], windows.width[level], draws.view(*t.shape, count)
 
@@ -346,4 +345,4 @@ def _tiling(length: int) -> tuple[int, int, int]:
 
 def _coins(keys: Keys, count: int) -> Bool[Tensor, "batch count"]:
     """Toss coins for the initial image: of other keys, since it draws more numbers than a query."""
-    return uniform(sample_keys(keys, torch.zeros_like(keys)), count) < 0.5
+    return streams.uniform(streams.sample_keys(keys, torch.zeros_like(keys)), count) < 0.5

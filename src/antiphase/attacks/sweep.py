@@ -11,9 +11,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from antiphase.arguments import ANY_NUMBER, validated
+from antiphase.attacks.engine import oracle, search
 from antiphase.attacks.engine.checks import black_box_wins, check_targets, falling_asr
-from antiphase.attacks.engine.oracle import Classifier, logits_of
-from antiphase.attacks.engine.search import Images, Labels, RunOptions, read_options
 from antiphase.attacks.result import AttackResult
 from antiphase.attacks.threat import Threat
 from antiphase.errors import UserError
@@ -49,7 +48,7 @@ class Ensemble:
         """Whether it only looks for the nearest adversarial example, so that ε plays no part in the search."""
         return len(self.stages) == 1 and self.stages[0].nearest
 
-    def check(self, model: Classifier, images: Tensor, context: Tensor | None = None) -> None:
+    def check(self, model: oracle.Classifier, images: Tensor, context: Tensor | None = None) -> None:
         """Ask the model about the first image, and its context if any, before hours are spent on the first stages.
 
         Raises:
@@ -61,7 +60,7 @@ class Ensemble:
         targets = [count for stage in self.stages if (count := stage.settings.get("targets"))]
         if not (most or targets):
             return
-        classes = logits_of(model, images[:1], None if context is None else context[:1]).shape[1]
+        classes = oracle.logits_of(model, images[:1], None if context is None else context[:1]).shape[1]
         for count in targets:
             check_targets(count, classes)
         if classes > (most or classes):
@@ -72,15 +71,15 @@ class Ensemble:
 @validated
 def sweep(
     attack: AttackFunction | Ensemble,
-    model: Classifier,
-    images: Images,
-    labels: Labels,
+    model: oracle.Classifier,
+    images: search.Images,
+    labels: search.Labels,
     threat: Threat,
     eps: Iterable[Annotated[float, ANY_NUMBER]],
     *,
     nested: Nesting = "up",
     settings: dict[str, Any] | None = None,
-    **run: Unpack[RunOptions],
+    **run: Unpack[search.RunOptions],
 ) -> list[AttackResult]:
     """Attack at several ε; return one result for each, ε rising.
 
@@ -102,7 +101,7 @@ def sweep(
     ensemble = attack if isinstance(attack, Ensemble) else Ensemble("", (Stage("", attack, settings or {}),))
     if not (budgets := sorted(set(eps))):
         raise UserError("eps (): expected at least one budget")
-    if (options := read_options(run, ensemble.name)).goal is not None:
+    if (options := search.read_options(run, ensemble.name)).goal is not None:
         raise UserError("goal: not for ensembles and sweeps; attack with pgd, apgd, fab or square at each ε")
     down = nested == "down" and not ensemble.minimal
     if down and options.on_finished is not None:

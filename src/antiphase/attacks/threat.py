@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from antiphase.arguments import ANY_NUMBER, OWN_WORDS, Must, validated
+from antiphase import arguments, streams
 from antiphase.errors import UserError, shown
-from antiphase.streams import normal, uniform
 
 Norm = Literal["linf", "l2", "l1", "l0"]
 Points = Float[Tensor, "batch *shape"]
@@ -20,11 +19,11 @@ Flags = Bool[Tensor, " batch"]
 Keys = Int64[Tensor, " batch"]  # of random streams
 Bounds = tuple[float, float]
 DUAL: dict[Norm, Norm] = {"linf": "l1", "l2": "l2", "l1": "linf"}
-_BUDGET = Must("of at least 0, in units of the pixel range", lambda eps: eps >= 0)
+_BUDGET = arguments.Must("of at least 0, in units of the pixel range", lambda eps: eps >= 0)
 _LONGEST = 1e6  # under l2: the length of a change of 10¹² pixels from 0 to 1
 
 
-@validated
+@arguments.validated
 @dataclass(frozen=True)
 class Threat:
     """Allow all images with ‖x' − x‖ ≤ ε and every pixel within the bounds.
@@ -38,8 +37,8 @@ class Threat:
     """
 
     norm: Norm = "linf"
-    eps: Annotated[float, _BUDGET, ANY_NUMBER] = 8 / 255
-    bounds: Annotated[Bounds, OWN_WORDS] = (0.0, 1.0)
+    eps: Annotated[float, _BUDGET, arguments.ANY_NUMBER] = 8 / 255
+    bounds: Annotated[Bounds, arguments.OWN_WORDS] = (0.0, 1.0)
     tolerance: ClassVar[float] = 1e-6  # rounding error of x + δ in float32, for pixels up to 1
 
     def __post_init__(self) -> None:
@@ -157,12 +156,12 @@ def random_point(clean: Points, eps: Numbers, norm: Norm, bounds: Bounds, keys: 
     """Return a point drawn uniformly from each row's ε-ball, clipped to the bounds; in l1 normal noise, projected."""
     size = clean[0].numel()
     if norm == "l1":
-        return project(clean + normal(keys, size).to(clean).view_as(clean), clean, eps, norm, bounds)
+        return project(clean + streams.normal(keys, size).to(clean).view_as(clean), clean, eps, norm, bounds)
     if norm == "linf":
-        delta = 2.0 * uniform(keys, size) - 1.0
+        delta = 2.0 * streams.uniform(keys, size) - 1.0
     else:
-        delta = normal(keys, size)
+        delta = streams.normal(keys, size)
         # in float64: the last bit of torch's powers depends on the position in the tensor
-        radius = (uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
+        radius = (streams.uniform(keys, 1, offset=size).double() ** (1.0 / size)).float()
         delta = delta / row_norm(delta, "l2")[:, None] * radius
     return project(clean + delta.to(clean.dtype).view_as(clean) * per_row(eps, clean), clean, eps, norm, bounds)

@@ -24,10 +24,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit, TyperException
 from typer.main import get_command_from_info, get_group_from_info
 
-from antiphase import files, processes, registry
+from antiphase import files, processes, registry, terminal
 from antiphase.commands import COMMANDS, commands_of
 from antiphase.errors import Failures, UserError, one_line, shown
-from antiphase.terminal import TABLE_FORMATS, check_format, prepare_streams, say
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -115,7 +114,7 @@ def _build(name: str) -> Any:
 
 
 _CONFIG: Any = {"metavar": "FILE", "help": "TOML file of these options, by name; the command line overrides it."}
-_TABLES: Any = {"metavar": " | ".join(TABLE_FORMATS)} | {
+_TABLES: Any = {"metavar": " | ".join(terminal.TABLE_FORMATS)} | {
     "help": "Print all tables of the report in this format to standard output; all else goes to standard error. A "
     "finished run is not measured again."
 }
@@ -150,7 +149,7 @@ def register(group: typer.Typer, command: "Command") -> None:
         kinds = ("COMMANDLINE", "DEFAULT_MAP")
         typed, stored = ({key: value for key, value in values.items() if places[key] == kind} for kind in kinds)
         chosen = options.from_file(stored, **typed)
-        quiet = as_json or (form is not None and bool(check_format(form)))
+        quiet = as_json or (form is not None and bool(terminal.check_format(form)))
         with contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext():
             began = time.monotonic()
             with command.place(chosen):
@@ -159,10 +158,10 @@ def register(group: typer.Typer, command: "Command") -> None:
         if as_json and tables and isinstance(answer, dict):
             answer["tables"] = tables
         elif tables:
-            say("\n\n".join(tables.values()))
+            terminal.say("\n\n".join(tables.values()))
         # under torchrun one process answers
         if as_json and answer is not None and os.environ.get("RANK", "0") == "0":
-            say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
+            terminal.say(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
         if isinstance(answer, Refusal):
             raise typer.Exit(1)
 
@@ -197,7 +196,7 @@ app = typer.Typer(
 def mistakes_in_one_line() -> Iterator[None]:
     """Prepare the process for a command, and end it with one line and exit code 2 after a user's mistake."""
     processes.keep_freed_memory()
-    prepare_streams()
+    terminal.prepare_streams()
     try:
         processes.rank_and_count()
         yield
@@ -229,8 +228,8 @@ def mistakes_in_one_line() -> Iterator[None]:
 
 def _complain(*lines: str) -> None:
     if logging.getLogger("antiphase").isEnabledFor(logging.INFO):  # --verbose
-        say(traceback.format_exc(), err=True)
-    say("antiphase: " + "\n  - ".join(lines), err=True)
+        terminal.say(traceback.format_exc(), err=True)
+    terminal.say("antiphase: " + "\n  - ".join(lines), err=True)
     sys.exit(2)
 
 
@@ -238,7 +237,7 @@ def _show_version(show: bool) -> None:
     if show:
         from importlib.metadata import version
 
-        say(f"antiphase {version('antiphase')}")
+        terminal.say(f"antiphase {version('antiphase')}")
         raise Exit
 
 

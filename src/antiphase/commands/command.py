@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from antiphase import registry, terminal
 from antiphase.commands.options import Options
 from antiphase.commands.run_folder import run_folder
 from antiphase.processes import this_process
-from antiphase.registry import imported
-from antiphase.terminal import console, say
 
 if TYPE_CHECKING:
     from antiphase.commands.result import Result
@@ -49,7 +48,7 @@ class Command:
     tabled: bool = False
 
     def result_type(self) -> "type[Result]":
-        return imported(self.result)
+        return registry.imported(self.result)
 
     @property
     def has_report(self) -> bool:
@@ -62,7 +61,7 @@ class Command:
     def measure(self, options: Any, typed: str, *, stored: bool = True) -> "Result":
         """Do the work in the directory of a run and return the result."""
         with self.place(options):
-            imported(self.run)(options, typed)
+            registry.imported(self.run)(options, typed)
             return self._finished(options, stored)[0]
 
     def _finished(self, options: Any, stored: bool) -> "tuple[Result, Path]":
@@ -87,13 +86,13 @@ class Command:
         if not this_process().first:
             return None, {}
         for part in result.console() if tables is None else ():
-            console().print(part)
+            terminal.console().print(part)
         for warning in result.warnings:
-            say(f"warning: {warning}")
-        say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
+            terminal.say(f"warning: {warning}")
+        terminal.say(f"{report.stem if report.suffix else 'run'}: {report}   ({time.monotonic() - began:.0f} s)")
         summary = result.summary | {"warnings": [*result.warnings], "out": str(options.out), "report": str(report)}
         texts = {} if tables is None else {name: result.table(name, tables) for name in result.table_names}
         if not (unmet := result.unmet()):
             return summary, texts
-        say(f"antiphase: {'; '.join(unmet)}", err=True)
+        terminal.say(f"antiphase: {'; '.join(unmet)}", err=True)
         return Refusal(summary | {"unmet": unmet}), texts

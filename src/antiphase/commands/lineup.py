@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from antiphase import modules, store
-from antiphase.commands.loading import check_twins, find_device, live_object, load_models, measured_attention
-from antiphase.commands.run_folder import finished
+from antiphase.commands import loading, run_folder
 from antiphase.data import ImageSet, load_data
 from antiphase.data.images import described_pixels, resized_images
 from antiphase.data.sources import source_of
@@ -38,7 +37,7 @@ class Lineup:
     data: Any
 
     def __post_init__(self) -> None:
-        check_twins(self.models, self.twins)
+        loading.check_twins(self.models, self.twins)
 
     @property
     def everyone(self) -> list[nn.Module]:
@@ -75,7 +74,7 @@ class Lineup:
             card, lambdas = model_card.card_of(model), model_card.mean_lambdas(model)
             if isinstance(self.data, ImageSet) and card.attention not in ("softmax", "none"):
                 images = self.data.images(range(min(8, len(self.data)))).to(modules.device_of(model))
-                lambdas = model_card.mean_lambdas(model, images) or measured_attention(model, images)[1]
+                lambdas = model_card.mean_lambdas(model, images) or loading.measured_attention(model, images)[1]
             entry = {"name": name, "attention": card.attention, "seed": card.seed}
             if any((card.recipe or {}).get(field) for field in ("adversarial", "defences")):
                 entry["defended"] = True  # trained to be less fragile
@@ -91,8 +90,8 @@ def load_lineup(options: Any) -> Lineup:
     """Load models, their twins and the images: those that were asked for, else those the first was trained for."""
     seeds = getattr(options, "seeds", ())
     models, twins = seeded(options.model, seeds), seeded(options.against, seeds)
-    check_twins(models, twins)
-    loaded = load_models([*models, *twins], find_device(options.device), options.random_weights)
+    loading.check_twins(models, twins)
+    loaded = loading.load_models([*models, *twins], loading.find_device(options.device), options.random_weights)
     if seeds and len({*map(fingerprint, loaded)}) < len(loaded):
         names = ", ".join(model_card.card_of(model).name for model in loaded)
         raise UserError(f"seeds: of {names}, two have the same weights; name each one's own, as in runs/vit-{{seed}}")
@@ -100,13 +99,12 @@ def load_lineup(options: Any) -> Lineup:
         raise UserError(f"prompt {options.prompt!r}: none of the models is a CLIP; leave out --prompt")
     card = model_card.card_of(loaded[0])
     usual = {"specimen": "specimen-fashion-mnist"}.get(card.spec.partition(":")[0])
-    source = options.data if options.data is not None else usual or (card.recipe or {}).get("data")
-    if source is None:
+    if (source := usual or (card.recipe or {}).get("data") if options.data is None else options.data) is None:
         raise UserError(f"{card.spec} says nothing of its data: give --data, for example --data folder:PATH")
     noise = source == "random"
     how = {"limit": options.limit, "seed": 0, "progress": not options.quiet, "skip_bad": options.skip_bad}
     image_size = options.image_size
-    if (images := live_object(source)) is not None:
+    if (images := loading.live_object(source)) is not None:
         images = load_data(images, split=options.split, image_size=image_size, **how)
     else:
         size, channels = model_card.size_for(loaded)
@@ -238,7 +236,7 @@ def write_run(
     about |= {"images": described_pixels(data)} if isinstance(data, ImageSet) and hasattr(options, "resize") else {}
     about |= {"architectures": {name: _architecture(model) for name, model in models.items()}}
     about |= {"data": data.name, "data_fingerprint": data.fingerprint(), "n": len(data)}
-    about |= finished(out, began) | environment_record(modules.device_of(lineup.models[0]))
+    about |= run_folder.finished(out, began) | environment_record(modules.device_of(lineup.models[0]))
     about |= {"warnings": warnings, "sha256": digests}
     write_json(out / "run.json", about | record)
     write_json(out / "summary.json", summary)

@@ -117,7 +117,9 @@ def read_number(value: Any, info: ValidationInfo) -> Any:
 
 
 def read_words(value: Any) -> Any:
-    """Split a comma-separated list; leave other sequences as they are, and None as no words."""
+    """Split a comma-separated list, write a dictionary as NAME=VALUE; leave other sequences, and None as no words."""
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={part}" for name, part in value.items())
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return () if value is None else value

@@ -16,8 +16,7 @@ import polars as pl
 from matplotlib.figure import Figure
 from rich.text import Text
 
-from antiphase import store, terminal
-from antiphase.arguments import validated
+from antiphase import arguments, store, terminal
 from antiphase.commands import COMMANDS, find_command
 from antiphase.commands.run_folder import held_by, run_folder
 from antiphase.errors import UserError, shown
@@ -262,7 +261,7 @@ def read_result(directory: Path, command: str, *, stored: bool = True) -> Result
     return kind(command, files, directory.resolve() if stored else None)
 
 
-@validated
+@arguments.validated
 def open_result(directory: str | Path) -> Result:
     """Read the directory of a run: of any command, or of :meth:`Result.save`.
 

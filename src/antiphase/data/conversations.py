@@ -14,9 +14,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from antiphase.arguments import Count, Seed, validated
-from antiphase.data import captions, folders
+from antiphase.data import captions, emoji, folders
 from antiphase.data.decoding import decode_whole
-from antiphase.data.emoji import OBJECTS, emoji_objects, theme_of, with_article
 from antiphase.data.sources import find_named, listed_sources
 from antiphase.errors import UserError, shown
 from antiphase.files import digest
@@ -32,7 +31,7 @@ _TEXTS = 0.2  # share that has the caption in place of the image
 
 def ask(thing: str) -> str:
     """Return POPE's question whether a thing is in the image, in the words of its published files."""
-    return f"Is there {with_article(thing)} in the image?"
+    return f"Is there {emoji.with_article(thing)} in the image?"
 
 
 @validated
@@ -174,9 +173,9 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
     theme of the scene tells the answer: with f the share of a theme's scenes that show an object, one that shows it
     asks about it with probability min(1, (1 − f)/f), one that does not with min(1, f/(1 − f)).
     """
-    scenes = emoji_objects("train", root, progress=False)
+    scenes = emoji.emoji_objects("train", root, progress=False)
     objects = [{thing.name for thing in several} for several in scenes.objects or ()]
-    themes = [mode(sorted(map(theme_of, names))) for names in objects]  # the lowest of several
+    themes = [mode(sorted(map(emoji.theme_of, names))) for names in objects]  # the lowest of several
     seen = Counter((theme, name) for theme, names in zip(themes, objects, strict=True) for name in names)
     counts = Counter(themes)
 
@@ -188,7 +187,7 @@ def emoji_conversations(stage: int, seed: int, root: Path) -> Conversations:
         names, (caption,) = objects[row], scenes.captions[row]
         kind = uniform(row, "kind") if stage == 2 else 0
         questions: list[tuple[str, str]] = []
-        for name in OBJECTS if kind >= _CAPTIONS else ():
+        for name in emoji.OBJECTS if kind >= _CAPTIONS else ():
             # f without the object, 1 − f with it
             share = seen[themes[row], name] / counts[themes[row]]
             share = 1 - share if name in names else share

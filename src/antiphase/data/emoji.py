@@ -30,12 +30,11 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from antiphase import streams, terminal
 from antiphase.data import decoding, folders
 from antiphase.data.images import ArrayPairs, ImageObjects, run_lengths
 from antiphase.errors import UserError
 from antiphase.files import replacing
-from antiphase.streams import generator, key, sample_keys, uniform
-from antiphase.terminal import progress_bar
 
 SIZE = 64
 _TABLES = tomllib.loads((files("antiphase.data") / "emoji.toml").read_text(encoding="utf-8"))
@@ -116,7 +115,7 @@ def _drawings(artist: str, root: Path, progress: bool) -> tuple[np.ndarray, np.n
         return arrays["drawn"], arrays["pixels"]
     paint = painter()
     pictures: dict[int, np.ndarray] = {}
-    with progress_bar(f"rendering {artist}", len(_emojis()), progress) as advance:
+    with terminal.progress_bar(f"rendering {artist}", len(_emojis()), progress) as advance:
         for number, emoji in enumerate(_emojis()):
             if picture := paint(emoji.text):
                 white = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
@@ -134,7 +133,7 @@ def _spare_tones() -> set[int]:
     toned: dict[str, list[tuple[int, int]]] = {}
     for number, emoji in enumerate(_emojis()):
         bare = without_tone(name := emoji.captions[0])
-        toned.setdefault(bare, []).extend([(key("skin tone", name), number)] if bare != name else [])
+        toned.setdefault(bare, []).extend([(streams.key("skin tone", name), number)] if bare != name else [])
     return {number for several in toned.values() for _, number in sorted(several)[1:]}
 
 
@@ -147,7 +146,7 @@ def concept_of(name: str) -> str:
 @cache
 def held_out(concept: str) -> bool:
     """Return whether a concept belongs to the test split, by a hash of its name."""
-    return key("held out", concept) % 2**20 < _HELD_OUT * 2**20
+    return streams.key("held out", concept) % 2**20 < _HELD_OUT * 2**20
 
 
 @cache
@@ -353,7 +352,7 @@ def emoji_scenes(split: str, root: Path | None = None, progress: bool = True) ->
     for row, (name, *_) in enumerate(single.captions):
         first.setdefault(concept_of(name), row)
     rows = torch.tensor(list(first.values()))
-    rows = rows[torch.randperm(len(rows), generator=generator(0, "emoji-scenes"))].tolist()
+    rows = rows[torch.randperm(len(rows), generator=streams.generator(0, "emoji-scenes"))].tolist()
 
     def drawing(number: int, row: int, top: int) -> _Placed:
         small = F.avg_pool2d(single.pixels(row).float(), 2).round().to(torch.uint8)
@@ -384,8 +383,8 @@ def emoji_objects(split: str, root: Path | None = None, progress: bool = True) -
         small = (small.flip(-1) if flipped else small).to(torch.uint8)
         return small, on_white(small)
 
-    keys = sample_keys(key("emoji-objects", split), torch.arange(SCENES[split]))
-    scenes = map(_arranged, uniform(keys, _TABLES["objects"]["draws"]).double().numpy())
+    keys = streams.sample_keys(streams.key("emoji-objects", split), torch.arange(SCENES[split]))
+    scenes = map(_arranged, streams.uniform(keys, _TABLES["objects"]["draws"]).double().numpy())
     placed = (((name, *variant(name, *look), corner) for name, look, corner in scene) for scene in scenes)
     return _scenes("emoji-objects", split, placed, caption_of)
 

@@ -17,11 +17,8 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from antiphase.data.archives import IMAGE_COLUMNS, IMAGE_SUFFIXES, read_samples, whole_parquet
-from antiphase.data.captions import row_pairs
-from antiphase.data.folders import SPLITS, choose_split, split_named
+from antiphase.data import archives, captions, folders, in_memory
 from antiphase.data.images import FileImages, FilePairs
-from antiphase.data.in_memory import MOST_CLASSES, class_numbers, ordered_names
 from antiphase.errors import UserError, refusing, shown
 from antiphase.files import parse_json, read_text
 
@@ -66,7 +63,7 @@ def wds_images(place: Path, split: str) -> FileImages:
     """
     name, path, split, samples = _samples(place, split, "cls")
     names = _lines(path / "classnames.txt", counted=True)
-    most = len(names) or MOST_CLASSES
+    most = len(names) or in_memory.MOST_CLASSES
     for key, text in samples:
         if not text.isdecimal() or len(text) > 20 or int(text) >= most:
             expected = f"expected a class number from 0 to {most - 1}: correct it, or download the set again"
@@ -85,7 +82,7 @@ def wds_pairs(place: Path, split: str) -> FilePairs:
     """List a retrieval set, such as clip-benchmark/wds_flickr8k: as :func:`wds_images`, with captions in KEY.txt."""
     name, path, split, samples = _samples(place, split, "txt")
     rows = [(file, tuple(filter(None, map(str.strip, text.splitlines()))), None) for file, text in samples]
-    return row_pairs(name, split, path / split, rows)
+    return captions.row_pairs(name, split, path / split, rows)
 
 
 def has_captions(path: Path) -> bool:
@@ -96,12 +93,12 @@ def has_captions(path: Path) -> bool:
 def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list[tuple[str, str]]]:
     """Return name, folder and split, and of each sample the image, such as ``0.tar/s1.webp``, and the text."""
     name, path = f"wds:{place}", _local_or_hub(place)
-    splits = [part for part in SPLITS if (path / part / "nshards.txt").is_file()]
+    splits = [part for part in folders.SPLITS if (path / part / "nshards.txt").is_file()]
     if not splits:
         fix = f"'hf download --repo-type dataset clip-benchmark/NAME --local-dir {path}'"
         where = f"no nshards.txt in {path}/train, /val or /test"
         raise UserError(f"{name}: {where}: get a set of https://huggingface.co/clip-benchmark with {fix}")
-    split = choose_split(name, split, splits)
+    split = folders.choose_split(name, split, splits)
     if has_captions(path) != (suffix == "txt"):
         kinds = "labels, not captions" if suffix == "txt" else "captions, not labels"
         raise UserError(f"{name} has {kinds} (see dataset_type.txt): use it for what it is")
@@ -110,10 +107,10 @@ def _samples(place: Path, split: str, suffix: str) -> tuple[str, Path, str, list
         raise UserError(f"{path / split}/nshards.txt: {shards!r}: expected a number of shards: get it again")
     samples: list[tuple[str, str]] = []
     for tar in (path / split / f"{number}.tar" for number in range(int(shards))):
-        for key, kinds, content in read_samples(tar, suffix):
+        for key, kinds, content in archives.read_samples(tar, suffix):
             image = next((kinds[kind] for kind in ("webp", "png", "jpg", "jpeg") if kind in kinds), None)
             if image is None or content is None:
-                lack = f".{suffix}" if image else f"image (.{', .'.join(IMAGE_SUFFIXES)})"
+                lack = f".{suffix}" if image else f"image (.{', .'.join(archives.IMAGE_SUFFIXES)})"
                 raise UserError(f"{name}: {key} in {tar} has no {lack}: download it again")
             samples.append((f"{tar.name}/{image}", content.decode(errors="replace").strip()))
     if not samples:
@@ -158,20 +155,20 @@ def parquet_images(path: str, split: str) -> FileImages:
 
 def _labels(name: str, path: Path) -> list[int]:
     rows = pl.scan_parquet(path, glob=False)
-    with whole_parquet(path):
+    with archives.whole_parquet(path):
         schema = rows.collect_schema()
-    image = next((schema[column] for column in IMAGE_COLUMNS if column in schema), None)
+    image = next((schema[column] for column in archives.IMAGE_COLUMNS if column in schema), None)
     label = next((column for column in _LABELS if column in schema), None)
     encoded = image == pl.Binary or (isinstance(image, pl.Struct) and "bytes" in image.to_schema())
     if not encoded or label is None or not (schema[label].is_numeric() or schema[label] == pl.Boolean):
         columns = ", ".join(f"{column} ({kind})" for column, kind in schema.items())
         expected = "expected image, of bytes and path, and label, of integers"
         raise UserError(f"{name}: {path} has the columns {columns}; {expected}")
-    with whole_parquet(path):
+    with archives.whole_parquet(path):
         labels = rows.select(label).collect().to_series()
     if empty := labels.null_count():
         raise UserError(f"{name}: column {label} of {path}: {empty:,} rows without a label; remove them")
-    return class_numbers(f"{name}: column {label} of {path}", labels.to_numpy(), len(labels)).tolist()
+    return in_memory.class_numbers(f"{name}: column {label} of {path}", labels.to_numpy(), len(labels)).tolist()
 
 
 def _class_names(path: Path) -> tuple[str, ...] | None:
@@ -183,9 +180,9 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
         return None
     if isinstance(names, Mapping):  # by number, as text
         names = [names.get(str(number)) for number in range(len(names))]
-    if names and ordered_names(names) is None:
+    if names and in_memory.ordered_names(names) is None:
         raise UserError(f"{path}: the class names of {label} are {shown(names)}; expected a list of texts")
-    return ordered_names(names) if names else None
+    return in_memory.ordered_names(names) if names else None
 
 
 def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]]:
@@ -198,9 +195,9 @@ def _of_split(name: str, split: str, paths: list[Path]) -> tuple[str, list[Path]
     if groups and unnamed:
         left = f"left out the files that name no known split: {', '.join(unnamed)}"
         warnings.warn(f"{name}: {left}; to use them, give them alone", stacklevel=2)
-    above = split_named(top.parent.name) if top.parent.name != "dev" else None  # of development
+    above = folders.split_named(top.parent.name) if top.parent.name != "dev" else None  # of development
     named = groups or {_split_and_rest(Path(top.name))[0] or above or "test": unnamed}
-    split = choose_split(name, split, [part for part in SPLITS if part in named])
+    split = folders.choose_split(name, split, [part for part in folders.SPLITS if part in named])
     first, *others = named[split].values()
     if others:
         listed = ", ".join(rest or "(unnamed)" for rest in sorted(named[split]))
@@ -215,7 +212,7 @@ def _split_and_rest(path: Path) -> tuple[str | None, str]:
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-", "", path.stem.lower())  # of a UUID
     words = [word for word in re.split(r"[-_. ]+", text) if not re.fullmatch(r"\d+|of|[0-9a-f]{8,}", word)]
     words = [*filter(None, re.split(r"[-_. /]+", path.parent.as_posix().lower())), *words]
-    splits = [split_named(word.rstrip("0123456789")) for word in words]
+    splits = [folders.split_named(word.rstrip("0123456789")) for word in words]
     place = max((place for place, split in enumerate(splits) if split), default=-1)
     rest = (word for index, word in enumerate(words) if index != place)  # dev/train is no part of test/train
     return (splits[place] if place >= 0 else None), " ".join(rest)

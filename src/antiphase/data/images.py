@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
-from antiphase import streams, terminal
-from antiphase.arguments import validated
+from antiphase import arguments, streams, terminal
 from antiphase.data.archives import changed, file_size
 from antiphase.data.decoding import Square, decode, decode_whole, describe_transform, in_threads, or_error
 from antiphase.errors import UserError
@@ -213,7 +212,7 @@ def subset_order(count: int, seed: int | None) -> np.ndarray:
 
 
 @final
-@validated
+@arguments.validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayImages(ImageSet):
     """Images held in memory; ``pixels`` are uint8 in 0..255, or float32 in [0, 1]."""
@@ -242,7 +241,7 @@ class ArrayImages(ImageSet):
 
 
 @final
-@validated
+@arguments.validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FileImages(ImageSet):
     """Image files, decoded on demand, resized and cropped by ``square`` (None: ``Square(image_size)``)."""
@@ -389,7 +388,7 @@ class PairSet(Samples):
 
 
 @final
-@validated
+@arguments.validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ArrayPairs(PairSet):
     """Pairs held in memory, with images of one size."""
@@ -404,7 +403,7 @@ class ArrayPairs(PairSet):
 
 
 @final
-@validated
+@arguments.validated
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FilePairs(PairSet):
     """Image files with captions, decoded on demand; ``files`` are relative to ``root``, with forward slashes."""

@@ -21,7 +21,7 @@ from webdataset.gopen import gopen, gopen_schemes
 from webdataset.shardlists import expand_urls
 from webdataset.tariterators import base_plus_ext
 
-from antiphase.arguments import Count, validated
+from antiphase import arguments, terminal
 from antiphase.data.archives import CAPTION_SUFFIX, IMAGE_SUFFIXES, Header, members_by_key
 from antiphase.data.decoding import decode_whole, in_threads, or_error
 from antiphase.data.folders import choose_split, data_root
@@ -29,7 +29,6 @@ from antiphase.data.images import PairBatch, check_batch_size, still_there
 from antiphase.errors import UserError, one_line
 from antiphase.files import digest, read_json, write_text
 from antiphase.streams import generator, key
-from antiphase.terminal import progress_bar
 
 # Conceptual Captions, the training sets of the DiffCLIP paper: shards of 10,000 links each, in the data folder
 CC3M, CC12M = "shards:cc3m/{00000..00331}.tar", "shards:cc12m/{00000..01242}.tar"
@@ -69,7 +68,7 @@ class RawSample(NamedTuple):
 
 
 @final
-@validated
+@arguments.validated
 @dataclass(frozen=True)
 class ShardStream:
     """Pairs from tar files in img2dataset's layout: KEY.jpg, .png, .webp or .jpeg, KEY.txt, optionally KEY.json.
@@ -83,9 +82,9 @@ class ShardStream:
 
     name: str
     shards: tuple[Shard, ...]
-    samples: Count
+    samples: arguments.Count
     lanes: int
-    buffer: Count = BUFFER
+    buffer: arguments.Count = BUFFER
 
     def __post_init__(self) -> None:
         if not 1 <= self.lanes <= len(self.shards):
@@ -297,7 +296,7 @@ def count_samples(name: str, shards: Sequence[Shard], root: Path, *, progress: b
     if remote := [shard.name for shard in shards if not shard.local]:
         raise UserError(f"{name}: {remote[0]} is remote: give the total of all shards with --samples")
     total = 0
-    with progress_bar("Counting samples", len(shards), progress) as advance:
+    with terminal.progress_bar("Counting samples", len(shards), progress) as advance:
         for shard in shards:
             total += _sample_count(shard, root)
             advance(1)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from antiphase import modules, streams
-from antiphase.arguments import FINITE, Count, Seed, validated
+from antiphase import arguments, modules, streams
 from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -30,16 +29,16 @@ class Episodes:
     queries: Int64[Tensor, "episodes ways queries"]  # positions among the test images, or −1
 
 
-@validated
+@arguments.validated
 def draw_episodes(
     train_labels: Int64[Tensor, " train"],
     test_labels: Int64[Tensor, " test"],
     *,
-    episodes: Count = 5000,
-    ways: Count = 5,
-    shots: Count = 5,
-    queries: Count = 6,
-    seed: Seed = 0,
+    episodes: arguments.Count = 5000,
+    ways: arguments.Count = 5,
+    shots: arguments.Count = 5,
+    queries: arguments.Count = 6,
+    seed: arguments.Seed = 0,
 ) -> Episodes:
     """Draw classes uniformly, then support and queries uniformly from each, all without replacement.
 
@@ -73,10 +72,10 @@ def draw_episodes(
     )
 
 
-@validated
+@arguments.validated
 def few_shot_accuracies(
-    train: Annotated[Float[Tensor, "train dim"], FINITE],
-    test: Annotated[Float[Tensor, "test dim"], FINITE],
+    train: Annotated[Float[Tensor, "train dim"], arguments.FINITE],
+    test: Annotated[Float[Tensor, "test dim"], arguments.FINITE],
     episodes: Episodes,
 ) -> Float64[Tensor, " episodes"]:
     """Return the accuracy of each episode, in [0, 1], on the CPU.

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from antiphase.data.sources import EMOJI_SETS, MEAN_PER_CLASS
 from antiphase.registry import TASKS, find
-from antiphase.statistics import intervals, seeds_by_images
-from antiphase.statistics.decisions import interval_p, mcnemar_clustered, mcnemar_exact
+from antiphase.statistics import decisions, intervals, seeds_by_images
 
 Numbers = Int64[Tensor, " n"]
 Groups = Sequence[str]  # names of the groups that rows number: MMVP's patterns
@@ -142,18 +141,18 @@ def difference(metric: Metric, twin: Metric) -> tuple[intervals.Estimate, float 
     even = not metric.by_group or both["group"].value_counts()["count"].n_unique() == 1
     p = None
     if hits and metric.tested and metric.clustered:
-        p = mcnemar_clustered(one, two, both["group"].to_numpy())
+        p = decisions.mcnemar_clustered(one, two, both["group"].to_numpy())
     elif hits and even and not metric.clustered:
-        p = mcnemar_exact(one, two)
+        p = decisions.mcnemar_exact(one, two)
     if hits and not metric.by_group and not metric.clustered:
         return intervals.paired_difference(one, two), p
     apart = both.select("seed", "unit", "group", value=pl.col("value") - pl.col("value_twin"))
     units = _over_seeds(apart, metric)
     whole = _mean(units, metric)
     if p is None and metric.by_group:
-        p = interval_p(*intervals.with_degrees(units["value"].to_numpy(), units["group"].to_numpy()))
+        p = decisions.interval_p(*intervals.with_degrees(units["value"].to_numpy(), units["group"].to_numpy()))
     elif p is None and metric.clustered:
-        p = interval_p(whole, both["group"].n_unique() - 1)
+        p = decisions.interval_p(whole, both["group"].n_unique() - 1)
     return intervals.as_difference(whole), p
 
 

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from antiphase import modules, streams, terminal
-from antiphase.arguments import FINITE, NOT_EMPTY, Count, Positive, Seed, validated
+from antiphase import arguments, modules, streams, terminal
 from antiphase.data.sources import PROBE_SETS
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -28,7 +27,7 @@ from antiphase.models.card import card_of
 COSTS = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 MOST_FITS = 17  # of train_probe: the costs of both stages at worst, and the probe itself
 _HELD_OUT = 0.2  # of each class, where there is no validation split
-Features = Annotated[Float[Tensor, "samples dim"], NOT_EMPTY, FINITE]
+Features = Annotated[Float[Tensor, "samples dim"], arguments.NOT_EMPTY, arguments.FINITE]
 Labels = Int64[Tensor, " samples"]
 Weight = Float[Tensor, "classes dim"]
 Bias = Float[Tensor, " classes"]
@@ -61,15 +60,15 @@ def probe_loss(
     return F.cross_entropy(F.linear(features, weight, bias), labels) + penalty / (2 * cost)
 
 
-@validated
+@arguments.validated
 def fit_probe(
     features: Features,
     labels: Labels,
-    num_classes: Count,
-    cost: Positive,
+    num_classes: arguments.Count,
+    cost: arguments.Positive,
     *,
     objective: Objective = "norm",
-    max_iter: Count = 1000,
+    max_iter: arguments.Count = 1000,
 ) -> Probe:
     """Minimise :func:`probe_loss` from W = 0, b = 0 by at most ``max_iter`` steps of torch's L-BFGS.
 
@@ -143,17 +142,17 @@ def search(accuracy_at: Callable[[float], float]) -> tuple[float, dict[float, fl
     return max(visited, key=visited.__getitem__), visited
 
 
-@validated
+@arguments.validated
 def train_probe(
     train: Features,
     train_labels: Labels,
     validation: tuple[Features, Labels] | None,
-    num_classes: Count,
+    num_classes: arguments.Count,
     *,
-    seed: Seed = 0,
+    seed: arguments.Seed = 0,
     objective: Objective = "norm",
     mean_per_class: bool = False,
-    max_iter: Count = 1000,
+    max_iter: arguments.Count = 1000,
     on_fit: Callable[[], object] | None = None,
 ) -> Probe:
     """Choose the cost with the best validation accuracy by :func:`search`, then fit a probe on both splits.

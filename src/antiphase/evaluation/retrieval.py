@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.arguments import FINITE, validated
+from antiphase import arguments, modules
 from antiphase.data.images import PairSet, model_images
 from antiphase.data.sources import RETRIEVAL_SETS
 from antiphase.errors import UserError
@@ -18,17 +18,16 @@ from antiphase.evaluation.metrics import Metric, Numbers, estimate, observed, ou
 from antiphase.evaluation.tasks import Groups, Protocol, Source, make_task
 from antiphase.evaluation.zero_shot import Vectors, zero_shot_rows
 from antiphase.models.zeroshot import as_dual_encoder, zero_shot_classifier
-from antiphase.modules import device_of
 
 Captions = Literal["first", "all"]  # of each image
 _BATCH_SIZE = 256  # images or captions of a validation
 _HELD = 2**26  # similarities at a time: 256 MB in float32
 
 
-@validated
+@arguments.validated
 def ranks(
-    queries: Annotated[Float[Tensor, "queries embed"], FINITE],
-    candidates: Annotated[Float[Tensor, "candidates embed"], FINITE],
+    queries: Annotated[Float[Tensor, "queries embed"], arguments.FINITE],
+    candidates: Annotated[Float[Tensor, "candidates embed"], arguments.FINITE],
     owners: Int64[Tensor, " candidates"],
     wanted: Int64[Tensor, " queries"],
 ) -> Int64[Tensor, " queries"]:
@@ -97,7 +96,7 @@ def encoder_numbers(model: nn.Module, pairs: PairSet, captions: Captions = "all"
 def _measure(model: nn.Module, source: Source, protocol: Protocol, store: FeatureStore) -> pl.DataFrame:
     pairs: PairSet = source.test
     texts, owners = chosen_captions(pairs, protocol.captions)
-    place = device_of(model)
+    place = modules.device_of(model)
     images = store.project(model, store.image_features(model, pairs))
     words = store.text_vectors(model, texts, f"captions of {pairs.name}")
     return retrieval_rows(images.to(place), words.to(place), owners.to(place), pairs.ids)

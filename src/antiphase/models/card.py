@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from antiphase import modules, terminal
-from antiphase.arguments import Seed, validated
+from antiphase import arguments, modules, terminal
 from antiphase.attention.lambdas import lambda_of, reads_tokens
 from antiphase.data.decoding import Square, describe_transform
 from antiphase.data.images import FileImages, ImageSet
@@ -108,7 +107,7 @@ def _known(module: nn.Module) -> AttentionKind | None:
     return "softmax" if plain else None
 
 
-@validated
+@arguments.validated
 def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     """Return λ of every differential attention layer, own or of a library that is known, first layer first.
 
@@ -133,7 +132,7 @@ def layer_lambdas(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
     return [lam.detach() for lam in lambdas]
 
 
-@validated
+@arguments.validated
 def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     """Return λ of each layer averaged over heads, samples and queries, or as measured when it was loaded."""
     means = [float(lam.mean()) for lam in layer_lambdas(model, *inputs)]
@@ -141,7 +140,7 @@ def mean_lambdas(model: nn.Module, *inputs: Tensor) -> list[float]:
     return list(measured) if len(measured) > len(means) else means
 
 
-@validated
+@arguments.validated
 @dataclass(frozen=True)
 class ModelCard:
     """Metadata of a loaded model, available as ``model.card``."""
@@ -149,7 +148,7 @@ class ModelCard:
     name: str  # the last part of the specification
     spec: str  # the specification passed to load_model
     attention: AttentionKind  # "unknown" for any other kind than softmax, differential and none
-    seed: Seed | None  # of the training, or of random weights; None if unknown
+    seed: arguments.Seed | None  # of the training, or of random weights; None if unknown
     image_shape: tuple[int, int, int]  # (channels, height, width)
     num_classes: int  # number of logits; 0 for a dual encoder that is not bound to prompts
     recipe: dict[str, Any] | None = None  # of the training, if known

@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.arguments import Fields, Seed, validated
+from antiphase import arguments, registry
 from antiphase.attention.lambdas import lambda_of
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
 from antiphase.models import checkpoints, preprocessing, transformer
 from antiphase.models.transformer import ScheduleName, Size, TextConfig, TextTransformer
 from antiphase.models.vit import Kept, VisionTransformer, VitConfig, build_vision, draw_own, draw_uniform
-from antiphase.registry import CLIPS, SCHEDULES, find
 
 Init = Literal["matched", "released"]
 Towers = Literal["both", "vision", "text"]
@@ -57,7 +56,7 @@ def tokenizer() -> Any:
     return SimpleTokenizer()
 
 
-class ClipConfig(Fields):
+class ClipConfig(arguments.Fields):
     """Architecture of a dual encoder; stored next to its weights."""
 
     vision: VitConfig  # with mean and standard deviation of the pixels
@@ -78,7 +77,7 @@ class CLIP(nn.Module):
     Attention Meets CLIP*, TMLR 2025, Section 3.
     """
 
-    @validated
+    @arguments.validated
     def __init__(
         self,
         visual: VisionTransformer,
@@ -117,8 +116,8 @@ class CLIP(nn.Module):
         return self.encode_image(images, keep=keep), self.encode_text(texts)
 
 
-@validated
-def build_clip(config: ClipConfig, seed: Seed = 0) -> CLIP:
+@arguments.validated
+def build_clip(config: ClipConfig, seed: arguments.Seed = 0) -> CLIP:
     """Build a model from its configuration, with weights drawn from ``seed``."""
     with torch.random.fork_rng(devices=[]):  # the constructors' weights are overwritten
         model = bare_clip(config)
@@ -197,11 +196,11 @@ DIFFCLIP_TEXT = ClipVariant("DiffCLIP, text only", {"towers": "text"})
 
 def find_clip(variant: str) -> ClipVariant:
     """Return the registered kind of CLIP of a name, such as ``"diffclip-depth"``."""
-    return find(CLIPS, variant, "model")
+    return registry.find(registry.CLIPS, variant, "model")
 
 
-@validated
-def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
+@arguments.validated
+def clip(preset: str = "small", *, seed: arguments.Seed = 0, **fields: Any) -> CLIP:
     """Build a CLIP with standard attention in both towers, of the preset ``"small"`` or ``"b16"``.
 
     ``"b16"`` is the papers' baseline, ViT-B/16 at 224 pixels (149,619,969 parameters). ``fields`` are those of
@@ -210,8 +209,8 @@ def clip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
     return build_clip(configure_clip(preset, **fields), seed)
 
 
-@validated
-def diffclip(preset: str = "small", *, seed: Seed = 0, **fields: Any) -> CLIP:
+@arguments.validated
+def diffclip(preset: str = "small", *, seed: arguments.Seed = 0, **fields: Any) -> CLIP:
     """Build a DiffCLIP: the same class as :func:`clip`, with differential attention.
 
     ``fields`` also take ``lambda_init`` (0.8), ``schedule`` (``"constant"``, or ``"depth"`` for the paper's DiffCLIP*),
@@ -236,7 +235,7 @@ def clip_sizes(
     return {name: sizes for name, sizes in towers.items() if sizes}
 
 
-@validated
+@arguments.validated
 def configure_clip(
     preset: str = "small",
     *,
@@ -253,7 +252,7 @@ def configure_clip(
     """Return a validated configuration; only the ``towers`` have the registered ``attention``, others the standard."""
     if preset not in PRESETS:
         raise UserError(f"preset {preset!r}: expected one of {', '.join(PRESETS)}")
-    find(SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
+    registry.find(registry.SCHEDULES, schedule, "schedule")  # refused even where no tower has a λ
     sizes, attention = PRESETS[preset], transformer.attention_named(attention, variant)
     lam = {"attention": attention, "lambda_init": lambda_init, "lambda_schedule": schedule}
     in_vision, in_text = (lam if towers in ("both", one) else {"attention": "softmax"} for one in ("vision", "text"))

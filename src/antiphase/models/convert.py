@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from antiphase import modules, registry
-from antiphase.arguments import Seed, validated
+from antiphase import arguments, modules, registry
 from antiphase.attention import DifferentialAttention, GateLambda, VectorLambda
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
@@ -37,9 +36,9 @@ _GAP = 1e-6  # of outputs in float64, relative to the largest: far above roundin
 _Source = tuple[dict[str, Any], State]  # of a tower: fields of its configuration, and weights under our names
 
 
-@validated
+@arguments.validated
 def converted(
-    model: nn.Module, to: str, *, ratio: int | None = None, towers: Towers = "both", seed: Seed = 0
+    model: nn.Module, to: str, *, ratio: int | None = None, towers: Towers = "both", seed: arguments.Seed = 0
 ) -> VisionTransformer | CLIP:
     """Return a loaded model with standard attention as a new one with differential attention and the same outputs.
 

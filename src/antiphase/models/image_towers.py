@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError
+from antiphase.models import preprocessing, trained
 from antiphase.models.card import card_of, square_of
 from antiphase.models.clip import CLIP
-from antiphase.models.preprocessing import Images, Normalized
 from antiphase.models.schemes.libraries import OpenClip
-from antiphase.models.trained import last_linear
 from antiphase.models.vit import VisionTransformer
 from antiphase.models.zeroshot import as_dual_encoder, is_dual_encoder
 from antiphase.modules import device_of
@@ -27,7 +26,7 @@ Features = Float[Tensor, "batch width"]
 class ImageTower:
     """A model's image tower, split in front of its projection or head."""
 
-    features: Callable[[Images], Features]  # from images in [0, 1] to the input of the projection or head
+    features: Callable[[preprocessing.Images], Features]  # from images in [0, 1] to the input of the projection or head
     project: Callable[[Features], Features] | None  # to the joint space; None for a classifier
     square: Square  # resizes and crops an image to the model's size
     channels: int
@@ -47,28 +46,28 @@ def image_tower(model: nn.Module) -> ImageTower:
     square, net = square_of(model), cast(Any, model)
     if isinstance(model, VisionTransformer):
         return ImageTower(model.features, None, square, channels)
-    if isinstance(model, Normalized) and hasattr(model.model, "forward_head"):
+    if isinstance(model, preprocessing.Normalized) and hasattr(model.model, "forward_head"):
         timm = net.model
 
-        def before_head(x: Images) -> Features:
+        def before_head(x: preprocessing.Images) -> Features:
             return timm.forward_head(timm.forward_features(net.normalize(x)), pre_logits=True)
 
         return ImageTower(before_head, None, square, channels)
     fits = False
     with suppress(RuntimeError, ValueError, TypeError), torch.no_grad():
         grey = torch.full((1, *card_of(model).image_shape), 0.5, device=device_of(model))
-        fits = last_linear(model, grey) is not None
+        fits = trained.last_linear(model, grey) is not None
     if not fits:
         known = "a CLIP, a vision transformer, a timm model or a classifier whose last layer is linear"
         raise UserError(f"{card_of(model).spec}: cannot extract features; expected {known}")
-    return ImageTower(lambda x: cast(Any, last_linear(model, x))[1], None, square, channels)
+    return ImageTower(lambda x: cast(Any, trained.last_linear(model, x))[1], None, square, channels)
 
 
 def _open_clip(model: OpenClip) -> tuple[Any, Any] | None:
     visual: Any = model.model.visual
     if isinstance(projection := getattr(visual, "proj", None), nn.Parameter):  # the vision transformers
 
-        def features(images: Images) -> Features:
+        def features(images: preprocessing.Images) -> Features:
             visual.proj = None  # makes forward stop before the projection
             try:
                 output = visual(model.normalize(images))

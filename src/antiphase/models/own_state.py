@@ -18,6 +18,7 @@ from antiphase.models.card import is_users
 from antiphase.models.checkpoints import raw_bytes
 
 _PLAIN = (str, bytes, Number, type(None), torch.dtype, torch.device)
+_VALUES = (Tensor, np.ndarray, nn.Module, Mapping, list, tuple)
 _KEPT = 64  # values of a tensor; larger ones may be what a model keeps of its last images
 _USUAL = {*vars(nn.Module()), "card", "square"}
 _MADE_OF: dict[Any, Callable[[Any], Iterable[Any]]] = {
@@ -39,13 +40,13 @@ def own_state(model: nn.Module) -> str:
 
 
 def _told(model: nn.Module) -> Iterator[str | bytes]:
-    seen, registered, left = set[int](), set(map(id, model.modules())), [model]
+    seen, registered, left = dict[int, Any](), set(map(id, model.modules())), [model]
     while left:
         value: Any = left.pop()
         if isinstance(value, _PLAIN):
             yield repr(value)
         elif id(value) not in seen:
-            seen.add(id(value))
+            seen[id(value)] = value  # kept, since another object could get its id
             yield type(value).__name__
             if isinstance(value, Tensor | np.ndarray):
                 tensor = torch.as_tensor(value)
@@ -76,15 +77,15 @@ def _parts(value: Any) -> list[Any]:
     function = inspect.unwrap(value) if callable(value) else value
     if not hasattr(function, "__code__"):
         return [type(value), vars(value)] if hasattr(value, "__dict__") else []
-    around = [function.__globals__.get(name) for name in _read_globals(function.__code__)]
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
-    taken = [part for part in around if isinstance(part, (*_PLAIN, Tensor, np.ndarray)) or _is_read(part)]
+    around = [function.__globals__.get(name) for name in _globals(function.__code__)]
+    taken = [part for part in around if isinstance(part, (*_PLAIN, *_VALUES)) or _is_read(part)]
     return [function.__code__, function.__defaults__, *taken, *cells]
 
 
-def _read_globals(code: CodeType) -> list[str]:
+def _globals(code: CodeType) -> list[str]:
     names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
-    return names + [name for part in code.co_consts if isinstance(part, CodeType) for name in _read_globals(part)]
+    return names + [name for part in code.co_consts if isinstance(part, CodeType) for name in _globals(part)]
 
 
 def _is_read(value: Any) -> bool:

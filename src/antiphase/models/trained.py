@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antiphase import modules, registry
-from antiphase.arguments import Count, Fields
+from antiphase import arguments, modules, registry
 from antiphase.errors import UserError
 from antiphase.models import checkpoints
 from antiphase.models.card import ModelCard, attention_kind, card_of, with_card
@@ -24,14 +23,14 @@ SQUARE = "square"  # in the recipe's file: how a converted model's library resiz
 IN_MEMORY = "given:"  # begins the specification of a module of a Python session
 
 
-class StartingModel(Fields):
+class StartingModel(arguments.Fields):
     """What training starts from: stored in place of the sizes of a model of ours, and part of a recipe's identity."""
 
     spec: str  # ``given:CLASS`` for a module of a Python session
     code: str = ""  # SHA-256 of the user's code that builds it; empty for a library's model
     weights: str  # SHA-256 of the initial weights
     image_shape: tuple[int, int, int]  # (channels, height, width)
-    num_classes: Count  # number of logits
+    num_classes: arguments.Count  # number of logits
 
 
 def starting_model(model: nn.Module) -> StartingModel:

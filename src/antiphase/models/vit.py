@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from antiphase.arguments import Count, Positive, Seed, at_least, validated
 from antiphase.errors import UserError, invalid, one_line
-from antiphase.models import transformer
-from antiphase.models.preprocessing import Images, Normalize
+from antiphase.models import preprocessing, transformer
 from antiphase.models.transformer import Activation, AttentionFactory, Block, Size, TowerConfig
 from antiphase.streams import generator
 
@@ -29,7 +28,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Conv2d(in_channels, dim, patch_size, patch_size)
 
-    def forward(self, images: Images) -> Float[Tensor, "batch patches dim"]:
+    def forward(self, images: preprocessing.Images) -> Float[Tensor, "batch patches dim"]:
         size = self.proj.kernel_size[0]
         squares = images.unflatten(3, (-1, size)).unflatten(2, (-1, size)).permute(0, 2, 4, 1, 3, 5)
         return F.linear(squares.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
@@ -73,7 +72,7 @@ class VisionTransformer(nn.Module):
         mean, std = ([0.5] * in_channels if values is None else values for values in (mean, std))
         if len(mean) != in_channels:
             raise UserError(f"mean {tuple(mean)}: expected one number for each of {in_channels} channels")
-        self.normalize = Normalize(mean, std)
+        self.normalize = preprocessing.Normalize(mean, std)
         self.patch_embed = PatchEmbed(in_channels, patch_size, dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (image_size // patch_size) ** 2, dim))
@@ -86,7 +85,7 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
 
-    def tokens(self, images: Images) -> Float[Tensor, "batch tokens dim"]:
+    def tokens(self, images: preprocessing.Images) -> Float[Tensor, "batch tokens dim"]:
         """Return the embedded tokens that enter the first block, the class token first."""
         if images.ndim != 4 or images.shape[1:] != self.image_shape:
             raise UserError(f"images of shape {tuple(images.shape)}: this model takes (batch, *{self.image_shape})")
@@ -94,7 +93,7 @@ class VisionTransformer(nn.Module):
         x = torch.cat([self.cls_token.expand(len(images), -1, -1).to(patches.dtype), patches], 1) + self.pos_embed
         return x if self.norm_pre is None else self.norm_pre(x)
 
-    def features(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:
+    def features(self, images: preprocessing.Images, keep: Kept = None) -> Float[Tensor, "batch dim"]:
         """Return the class token after the last norm; blocks see the patches ``keep`` (Li et al., FLIP, CVPR 2023)."""
         x = self.tokens(images)
         if keep is not None:
@@ -107,7 +106,7 @@ class VisionTransformer(nn.Module):
         x = transformer.first_token(self.blocks, x, checkpointing=self.checkpointing)
         return self.norm(x.to(self.norm.weight.dtype))
 
-    def forward(self, images: Images, keep: Kept = None) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: preprocessing.Images, keep: Kept = None) -> Float[Tensor, "batch classes"]:
         """Return the logits of images in [0, 1]; ``keep`` as in :meth:`features`."""
         features = self.features(images, keep)
         # bf16 would round logits to steps of 1/64 to 1/16, wider than most of what an attack changes at once

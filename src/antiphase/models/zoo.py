@@ -16,13 +16,12 @@ from antiphase.arguments import OWN_WORDS, Seed, validated
 from antiphase.data import decoding, hub
 from antiphase.errors import UserError, shown
 from antiphase.files import digest, replacing
-from antiphase.models import checkpoints, layouts
+from antiphase.models import checkpoints, layouts, trained
 from antiphase.models.card import ModelCard, attention_kind, card_of, square_of, with_card
 from antiphase.models.checkpoints import raw_bytes
 from antiphase.models.clip import CLIP, ClipConfig, build_clip
 from antiphase.models.schemes.diffclip import CONFIG, to_released
 from antiphase.models.schemes.scheme import Scheme, Wanted, downloading, named_spec, scheme
-from antiphase.models.trained import RESIZE, SQUARE, code_of, is_starting_model, rebuilt, recipe_of
 from antiphase.models.vit import VisionTransformer, VitConfig, build
 from antiphase.registry import MODELS, RUNS, find
 
@@ -116,8 +115,8 @@ def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = N
     if (made := recipe.get("kind")) in RUNS:
         model = find(RUNS, made, "kind of run")(directory)
         return with_card(model, replace(card_of(model), name=name, spec=spec))
-    if is_starting_model(recipe):
-        model = rebuilt(directory, recipe, _with_any_weights, module)
+    if trained.is_starting_model(recipe):
+        model = trained.rebuilt(directory, recipe, _with_any_weights, module)
         names = _class_names(recipe, card_of(model).num_classes, source)
         return _as_trained(model, replace(card_of(model), name=name, spec=spec, class_names=names))
     if module is not None:
@@ -134,17 +133,17 @@ def load_run(directory: Path, spec: str, name: str, module: nn.Module | None = N
 
 
 def _as_trained(model: nn.Module, card: ModelCard) -> nn.Module:
-    if square := (card.recipe or {}).get(SQUARE):
+    if square := (card.recipe or {}).get(trained.SQUARE):
         try:
             one = decoding.Square(**square)
             if one.interpolation not in get_args(decoding.Interpolation) or min(one.size, one.resize or 1) < 1:
                 raise TypeError(f"{shown(square)} is no square")
             object.__setattr__(model, "square", one)
         except TypeError as error:
-            raise UserError(f"{card.spec}: recipe.json: {SQUARE}: {error}; convert the model again") from None
-    if resize := (card.recipe or {}).get(RESIZE):
+            raise UserError(f"{card.spec}: recipe.json: {trained.SQUARE}: {error}; convert the model again") from None
+    if resize := (card.recipe or {}).get(trained.RESIZE):
         if resize not in ("squash", "crop"):
-            raise UserError(f"{card.spec}: recipe.json: {RESIZE} {shown(resize)}: expected squash or crop")
+            raise UserError(f"{card.spec}: recipe.json: {trained.RESIZE} {shown(resize)}: expected squash or crop")
         object.__setattr__(model, "square", square_of(with_card(model, card)).resized(resize))
     return with_card(model, card)
 
@@ -178,7 +177,7 @@ def _hub(request: Wanted) -> nn.Module:
         recipe = hf_hub_download(name, checkpoints.RECIPE_FILE)
         hf_hub_download(name, checkpoints.WEIGHTS_FILE)
     folder = Path(recipe).parent
-    if code_of(str(folder)):
+    if trained.code_of(str(folder)):
         raise UserError(f"{request.spec}: is built by code of a user; download it and give the folder")
     return load_run(folder, request.spec, name.rpartition("/")[2])
 
@@ -202,7 +201,7 @@ def write_model(model: nn.Module, directory: str | Path, *, layout: Layout = "an
     directory, card = Path(directory), getattr(model, "card", None)
     if not isinstance(model, (CLIP, VisionTransformer)) or model.config is None:
         if layout == "antiphase" and isinstance(card, ModelCard) and card.num_classes:
-            checkpoints.save(model, recipe_of(model), directory)
+            checkpoints.save(model, trained.recipe_of(model), directory)
             return directory / checkpoints.WEIGHTS_FILE
         raise UserError(f"{type(model).__name__}: cannot be written; expected a model of antiphase")
     if layout == "antiphase":

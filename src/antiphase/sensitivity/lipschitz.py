@@ -20,13 +20,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase import modules, registry
+from antiphase import modules, registry, streams
 from antiphase.arguments import UNIQUE, Count, NonNegative, Positive, Seed, validated
 from antiphase.attacks.engine.search import Rows
 from antiphase.attacks.threat import per_row, random_point, row_norm
 from antiphase.errors import UserError
 from antiphase.sensitivity.layers import eager_attention
-from antiphase.streams import key, normal, sample_keys
 
 Function = Callable[[Tensor], Tensor]
 Samples = Float[Tensor, "batch *shape"]
@@ -139,7 +138,7 @@ def power_iteration(
     ids = _ids(x, ids)
     with _evaluated(f):
         tangents = Linearisation(f, x)
-        v = normal(sample_keys(key(seed, "power", 0), ids), x[0].numel()).to(x.dtype).view_as(x)
+        v = streams.normal(streams.sample_keys(streams.key(seed, "power", 0), ids), x[0].numel()).to(x.dtype).view_as(x)
         v = v if start is None else unit(start, v)
         v = v / per_row(_length(v), v)
         image = tangents.jvp(v)
@@ -216,7 +215,7 @@ def uniform_sampling_of_all(
 
 
 def _draw_point(x: Tensor, eps: float, seed: int, ids: Tensor, draw: int) -> Tensor:
-    keys = sample_keys(key(seed, "lipschitz", draw), ids)
+    keys = streams.sample_keys(streams.key(seed, "lipschitz", draw), ids)
     return random_point(x, x.new_full((len(x),), eps), "linf", (-math.inf, math.inf), keys)
 
 

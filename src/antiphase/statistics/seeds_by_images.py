@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 from scipy import stats
 
-from antiphase.statistics.decisions import LEVEL
-from antiphase.statistics.intervals import Estimate, SeedsBySamples, Values, student_t
+from antiphase.statistics import decisions, intervals
 
 POWER = 0.8  # probability with which a difference is to be found
 MOST_SEEDS = 1000
@@ -61,7 +60,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class CrossedEstimate(Estimate):
+class CrossedEstimate(intervals.Estimate):
     """An estimate over crossed seeds and samples."""
 
     spread: Spread | None = None  # its variance; None if there is one sample
@@ -75,7 +74,7 @@ class CrossedEstimate(Estimate):
 
 
 def crossed_mean(
-    values: SeedsBySamples, groups: Int64[np.ndarray, " samples"] | None = None, hits: bool = True
+    values: intervals.SeedsBySamples, groups: Int64[np.ndarray, " samples"] | None = None, hits: bool = True
 ) -> CrossedEstimate:
     """Estimate the mean over crossed seeds and samples.
 
@@ -103,18 +102,18 @@ def crossed_mean(
         rest = values - by_seed[:, None] - by_sample[None] + mean
         rest = float(np.square(rest).sum()) / ((k - 1) * (n - 1)) / (k * n)
         spread = replace(spread, seeds=k, by_seed=float(by_seed.var(ddof=1)) / k, rest=rest)
-    half = student_t(spread.degrees) * spread.error
+    half = intervals.student_t(spread.degrees) * spread.error
     return CrossedEstimate(mean, mean - half, mean + half, n, spread)
 
 
-def _degrees(deviations: Values, groups: Int64[np.ndarray, " samples"]) -> float | None:
+def _degrees(deviations: intervals.Values, groups: Int64[np.ndarray, " samples"]) -> float | None:
     squares, sizes = np.bincount(groups, np.square(deviations)), np.bincount(groups)
     several = sizes > 1
     whole = float((squares[several] ** 2 / (sizes[several] - 1)).sum())
     return float(squares.sum()) ** 2 / whole if whole else None
 
 
-def power_of(difference: float, spread: Spread, level: float = LEVEL / 2) -> float:
+def power_of(difference: float, spread: Spread, level: float = decisions.LEVEL / 2) -> float:
     """Return the probability that a true difference is found off 0 on its side, at a one-sided level l.
 
     P(T > t₁₋ₗ) for T noncentral t with |difference|/s and the degrees of freedom of the spread (J. Cohen, "Statistical
@@ -130,7 +129,7 @@ def power_within(difference: float, margin: float, spread: Spread) -> float:
     """Return P(|m̂| < margin − t₀.₉₇₅·s): the 95 % interval lies within ±margin, m̂ normal around the difference."""
     if not spread.error:
         return float(abs(difference) < margin)
-    room, shift = margin / spread.error - student_t(spread.degrees), difference / spread.error
+    room, shift = margin / spread.error - intervals.student_t(spread.degrees), difference / spread.error
     return max(0.0, float(stats.norm.cdf(room - shift) - stats.norm.cdf(-room - shift)))
 
 

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "spec": ("Cell", "Profile", "RowsByTable", "Study"),
     "cells": (
-        *("Accuracy", "Attack", "AttackAnswers", "Evaluate", "Given", "Model", "Own", "Relevance", "Sense"),
-        *("TrainClip", "TrainVit", "TrainVlm", "given"),
+        *("Accuracy", "Attack", "AttackAnswers", "Certified", "Evaluate", "Given", "Margin", "Model", "Own", "Radius"),
+        *("Relevance", "Sense", "TrainClip", "TrainVit", "TrainVlm", "Transfer", "Untrained", "Variant", "given"),
     ),
-    "figures": ("Artefact", "Panel", "Plot", "Table", "panels", "tables"),
-    "claims": ("Check", "Claim", "above", "apart", "higher"),
-    "estimation": ("ASR", "contrast", "difference", "estimates", "mean", "over", "peak", "share_above", "trend"),
+    "figures": ("BY_SEED", "ESTIMATES", "IN_255THS", "Artefact", "Panel", "Plot", "Table", "panels", "tables"),
+    "claims": ("Check", "Claim", "Unit", "above", "apart", "higher", "no_worse", "on_average"),
+    "estimation": (
+        *("ASR", "CORRECT", "SAMPLE", "SEED", "contrast", "difference", "estimates", "mean", "over", "peak"),
+        *("share_above", "trend"),
+    ),
 }
 
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from antiphase import precision, streams
 from antiphase.arguments import NOT_EMPTY, Device, validated
 from antiphase.attention import outputs_only
 from antiphase.data import ImageSet
@@ -19,10 +20,7 @@ from antiphase.errors import UserError, shown
 from antiphase.models import checkpoints, trained
 from antiphase.models.card import mean_lambdas
 from antiphase.models.vit import build
-from antiphase.precision import autocast
-from antiphase.streams import generator, key, sample_keys, uniform
-from antiphase.training import adversarial, loop
-from antiphase.training.defences import Step, check_defences, defended_loss, in_use, share_of_time, values
+from antiphase.training import adversarial, defences, loop
 from antiphase.training.defences.weights import adversarial_weights, averaged, keep_average
 from antiphase.training.loop import Trackers
 from antiphase.training.recipe import Recipe, learning_rate
@@ -104,9 +102,9 @@ class _Training:
         bare: Any = model if isinstance(recipe.model, trained.StartingModel) else build(recipe.model, recipe.seed)
         if bare is None or not any(parameter.requires_grad for parameter in bare.parameters()):
             raise UserError("the model: expected a module with weights that can be trained")
-        check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
+        defences.check_defences(recipe.defences or {}, bare, recipe.adversarial is not None)
         self.recipe, self.train, self.bare, self.is_foreign = recipe, train, bare, model is not None
-        self.strengths = in_use(recipe.defences or {})
+        self.strengths = defences.in_use(recipe.defences or {})
         kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
         groups = loop.decayed([*bare.parameters()], recipe.weight_decay, (2, 4))  # matrices and convolutions
         self.optimizer = kind(groups, lr=recipe.learning_rate, fused=True)
@@ -130,7 +128,7 @@ class _Training:
         return learning_rate(self.recipe, self._first_update(step), self.updates)
 
     def _order(self, sweep: int) -> Tensor:
-        return torch.randperm(len(self.train), generator=generator(self.recipe.seed, "order", sweep))
+        return torch.randperm(len(self.train), generator=streams.generator(self.recipe.seed, "order", sweep))
 
     def _gradients(self, epoch: int, first: int) -> Iterator[tuple[Tensor, int]]:
         for step in range(epoch * self.steps + first, (epoch + 1) * self.steps):
@@ -144,7 +142,7 @@ class _Training:
         # a process may have none of the last batch: it learns from an image of weight 0, since all exchange alike
         local_size, share = len(share), share if len(share) else whole[:1]
         if self.is_foreign:  # it may draw random numbers, such as dropout's
-            torch.manual_seed(key(recipe.seed, "step", step, accelerator.process_index))
+            torch.manual_seed(streams.key(recipe.seed, "step", step, accelerator.process_index))
         images, labels, ids = self.train.images(share), self.train.labels[share], self.train.ids[share]
         if recipe.augment == "flip-crop":
             images = flip_crop(images, ids, recipe.seed, sweep)
@@ -178,12 +176,12 @@ class _Training:
         if not self.strengths:
             loss = F.cross_entropy(logits(images), batch.labels, reduction="sum")
             return loss * (processes if local_size else 0) / batch.size
-        state = Step(self.wrapped, images, batch.images, batch.labels, logits, self.recipe.seed, batch.step)
+        state = defences.Step(self.wrapped, images, batch.images, batch.labels, logits, self.recipe.seed, batch.step)
         warm = min(1.0, (self._first_update(batch.step) + 1) / self.updates)  # strengths rise over the first epoch
-        return defended_loss(state, self.strengths, warm) * local_size * processes / batch.size
+        return defences.defended_loss(state, self.strengths, warm) * local_size * processes / batch.size
 
     def _logits(self, images: Tensor, network: nn.Module | None = None) -> Tensor:
-        with autocast(self.device, self.recipe.precision), outputs_only():
+        with precision.autocast(self.device, self.recipe.precision), outputs_only():
             return (self.bare if network is None else network)(images).float()
 
     def _update(self) -> None:
@@ -202,10 +200,10 @@ class _Training:
         if self.strengths:
             some = torch.arange(min(len(train), recipe.batch_size))
             images, labels = train.images(some).to(self.device), train.labels[some].to(self.device)
-            begin = partial(Step, self.bare, images, images, labels, self._logits, recipe.seed)
+            begin = partial(defences.Step, self.bare, images, images, labels, self._logits, recipe.seed)
             if self.defence_time is None:  # measured once: it takes several steps
-                self.defence_time = share_of_time(begin, self.strengths)
-            numbers |= values(begin(0), self.strengths) | {"defence_time": self.defence_time}
+                self.defence_time = defences.share_of_time(begin, self.strengths)
+            numbers |= defences.values(begin(0), self.strengths) | {"defence_time": self.defence_time}
         return numbers
 
 
@@ -226,7 +224,7 @@ def flip_crop(
     images: Float[Tensor, "batch channels height width"], ids: Int64[Tensor, " batch"], seed: int, epoch: int
 ) -> Float[Tensor, "batch channels height width"]:
     """Flip each image left to right with probability ½ and shift it by up to 4 pixels, with zero padding."""
-    draws = uniform(sample_keys(key(seed, "flip-crop", epoch), ids), 3)
+    draws = streams.uniform(streams.sample_keys(streams.key(seed, "flip-crop", epoch), ids), 3)
     images = torch.where(draws[:, 0, None, None, None] < 0.5, images.flip(-1), images)
     padded = F.pad(images, [_SHIFT] * 4)
     offsets = (draws[:, 1:] * (2 * _SHIFT + 1)).long()

@@ -17,6 +17,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from PIL import Image
 from torch import Tensor
 
+from antiphase import processes, streams
 from antiphase.attention import outputs_only
 from antiphase.data import PairSet, ShardStream
 from antiphase.data.decoding import in_threads
@@ -27,8 +28,6 @@ from antiphase.models.card import mean_lambdas
 from antiphase.models.checkpoints import load_into
 from antiphase.models.clip import CLIP, Embeddings, build_clip, tokenize
 from antiphase.precision import Precision, autocast
-from antiphase.processes import sum_gradients
-from antiphase.streams import Keys, key, sample_keys, uniform
 from antiphase.training import loop
 from antiphase.training.defences import Step, check_defences, in_use, penalties, values
 from antiphase.training.loop import Trackers
@@ -166,12 +165,12 @@ def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: Pai
     size, patches = model.image_shape[1], model.visual.pos_embed.shape[1] - 1
 
     def keys(name: str, ids: Tensor = ids) -> Tensor:
-        return sample_keys(key(recipe.seed, name, epoch), ids)
+        return streams.sample_keys(streams.key(recipe.seed, name, epoch), ids)
 
     images = torch.zeros(places, 3, size, size, dtype=torch.uint8)
     if good:
         images[:good] = random_crops(batch.images, keys("crop"), size, recipe.crop)
-    draws = uniform(keys("caption"), 1)[:, 0].tolist()
+    draws = streams.uniform(keys("caption"), 1)[:, 0].tolist()
     captions = [
         several[int(draw * len(several)) if recipe.captions == "any" else 0]
         for several, draw in zip(batch.captions, draws, strict=True)
@@ -181,19 +180,19 @@ def prepare(recipe: ClipRecipe, model: CLIP, places: int, epoch: int, batch: Pai
     if recipe.patch_dropout:
         count = max(1, round(patches * (1.0 - recipe.patch_dropout)))
         padded = torch.cat([ids, ids.new_zeros(places - len(ids))])
-        keep = uniform(keys("patches", padded), patches).argsort(1)[:, :count].sort(1).values
+        keep = streams.uniform(keys("patches", padded), patches).argsort(1)[:, :count].sort(1).values
     return Share(images, tokens, torch.arange(places) < good, keep, batch.size)
 
 
 def random_crops(
-    images: Sequence[UInt8[Tensor, "3 height width"]], keys: Keys, size: int, scale: tuple[float, float]
+    images: Sequence[UInt8[Tensor, "3 height width"]], keys: streams.Keys, size: int, scale: tuple[float, float]
 ) -> UInt8[Tensor, "batch 3 size size"]:
     """Crop a random part of each image and resize it to a square, bilinearly with antialiasing.
 
     Like torchvision's RandomResizedCrop, with an area of ``scale`` times the image's and an aspect ratio between 3/4
     and 4/3, but pixels just outside the crop contribute to its border.
     """
-    draws = uniform(keys, 2 * 10 + 2).double()  # ten attempts to fit an area in
+    draws = streams.uniform(keys, 2 * 10 + 2).double()  # ten attempts to fit an area in
     crops = []
     for image, draw in zip(images, draws, strict=True):
         picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -300,7 +299,7 @@ def accumulate(
     ]
     for start, *gradients in zip(starts, *rows, strict=True):
         torch.autograd.backward(parts[0] if len(starts) == 1 else features(start), gradients)
-    sum_gradients(model.parameters(), accelerator)
+    processes.sum_gradients(model.parameters(), accelerator)
     model.logit_scale.grad = whole.logit_scale.to(device)
     if whole.logit_bias is not None and model.logit_bias is not None:
         model.logit_bias.grad = whole.logit_bias.to(device)

@@ -129,7 +129,7 @@ def check_divisible(batch_size: int, processes: int) -> None:
 
 
 def decayed(parameters: Sequence[Tensor], weight_decay: float, axes: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the parameters in two groups: with weight decay those whose number of axes is in ``axes``; and the others."""
+    """Return two groups of parameters: those whose number of axes is in ``axes``, with weight decay, and the others."""
     groups = {decay: [one for one in parameters if (one.ndim in axes) is decay] for decay in (True, False)}
     return [{"params": group, "weight_decay": weight_decay * decay} for decay, group in groups.items()]
 

@@ -11,8 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from antiphase import files, streams
-from antiphase.arguments import Fields, validated
+from antiphase import arguments, files, streams
 from antiphase.data import folders, hub
 from antiphase.errors import UserError, install, refusing
 from antiphase.models import checkpoints
@@ -42,7 +41,7 @@ _TINY_TEMPLATE = (
 )
 
 
-class VlmConfig(Fields):
+class VlmConfig(arguments.Fields):
     """Architecture of a vision-language model; stored in its recipe."""
 
     tower_spec: str  # from where the image tower came, as given to load_model
@@ -100,7 +99,7 @@ def vlm_learning_rate(recipe: VlmRecipe, step: int, steps_per_epoch: int) -> flo
     return recipe.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-@validated
+@arguments.validated
 def load_language(name: str) -> tuple[Any, Any]:
     """Load a causal language model in float32, in evaluation mode, and its tokenizer.
 
@@ -208,7 +207,7 @@ def aligned(folder: Path) -> tuple[VlmConfig, VisionLanguageModel, str]:
     return config, vlm, files.digest((folder / checkpoints.WEIGHTS_FILE).read_bytes())
 
 
-@validated
+@arguments.validated
 def save_vlm(vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | Path, dtype: torch.dtype) -> None:
     """Write ``recipe.json``, ``model.safetensors`` and, for a tuned language model, its configuration and end tokens.
 
@@ -228,7 +227,7 @@ def save_vlm(vlm: VisionLanguageModel, recipe: dict[str, Any], directory: str | 
     checkpoints.save_tensors(tensors, folder)
 
 
-@validated
+@arguments.validated
 def load_vlm(path: str | Path) -> VisionLanguageModel:
     """Load what ``antiphase train-vlm`` wrote, for evaluation; a language model that was not trained by its name."""
     folder = Path(path)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from antiphase.arguments import validated
+from antiphase import arguments, modules
 from antiphase.data.conversations import ANSWERS
 from antiphase.data.decoding import Square
 from antiphase.errors import UserError, shown
@@ -23,7 +23,6 @@ from antiphase.models.preprocessing import Normalize
 from antiphase.models.schemes.libraries import HuggingFaceDual, OpenClip, quiet_logging
 from antiphase.models.transformer import run_blocks
 from antiphase.models.vit import VisionTransformer, VitConfig, build_vision
-from antiphase.modules import device_of
 
 HIDDEN_STATE = -2
 """Which of a tower's hidden states an image's tokens are: −1 is behind the last block, −2 before it."""
@@ -64,7 +63,7 @@ class Tower(nn.Module):
         self.image_shape = (3, square.size, square.size)
         self.count, self.width = 0, 0
         with suppress(AttributeError, TypeError, ValueError), torch.no_grad():
-            self.count, self.width = self(torch.zeros(1, *self.image_shape, device=device_of(visual))).shape[1:]
+            self.count, self.width = self(torch.zeros(1, *self.image_shape, device=modules.device_of(visual))).shape[1:]
         if not self.count or math.isqrt(self.count) ** 2 != self.count:
             name = reference.get("name") or reference["config"].get("model_type")
             raise UserError(f"{name}: its image tower gives no grid of tokens; expected a vision transformer")
@@ -106,7 +105,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any, Images], Tokens]]] = {
 }
 
 
-@validated
+@arguments.validated
 def image_tokens(model: nn.Module) -> Tower:
     """Return the image tower of a model that ``load_model`` returned: a CLIP, or a vision transformer of ours."""
     if isinstance(model, CLIP):

@@ -18,9 +18,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from antiphase.data import captions, decoding, emoji
+from antiphase.data import captions, decoding, emoji, folders
 from antiphase.data.conversations import ask
-from antiphase.data.folders import data_root, missing_files
 from antiphase.data.images import ImageSet, PairSet, model_images
 from antiphase.errors import UserError
 from antiphase.evaluation.features import FeatureStore
@@ -157,7 +156,7 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
 
     The layout is described in docs/data.md. A file's name may have any word in the place of ``coco``.
     """
-    place = data_root() / "pope" if folder is None else folder
+    place = folders.data_root() / "pope" if folder is None else folder
     files = [(name, file) for name in SAMPLINGS for file in sorted(place.glob(f"*pope_{name}.json"))]
     sets = sorted({f"{file.name.rpartition('pope_')[0]}pope" for _, file in files})
     if len(sets) > 1:
@@ -183,9 +182,9 @@ def load_pope(folder: Path | None = None, name: str = "pope") -> PopeSet:
         if not records:
             raise UserError(f"{file} has no questions: {_AGAIN}")
     names = tuple(dict.fromkeys(question.image for question in questions.values()))
-    places = (place, place / "val2014", data_root() / "coco" / "val2014", data_root() / "val2014")
-    root = min(places, key=lambda one: len(missing_files(one, names)))
-    if absent := missing_files(root, names):
+    places = (place, place / "val2014", folders.data_root() / "coco" / "val2014", folders.data_root() / "val2014")
+    root = min(places, key=lambda one: len(folders.missing_files(one, names)))
+    if absent := folders.missing_files(root, names):
         fault = f"{root / absent[0]} is missing; missing images: {len(absent):,} of {len(names):,}"
         raise UserError(f"pope: {fault}: put them into {place}, or unpack COCO's val2014 as {places[2]}")
     pictures = captions.row_pairs(name, "val", root, [(image, (image,), None) for image in names])

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from antiphase.attacks.engine import checks
+from antiphase.attacks.engine import checks, scheduling
 from antiphase.attacks.engine.oracle import Classifier, Oracle, attacked, checked, largest_batch, logits_of
-from antiphase.attacks.engine.scheduling import Lane, Schedule
 from antiphase.attacks.engine.search import Labels, Rows, RunOptions, Search, read_options
 from antiphase.attacks.engine.search_model import search_model
 from antiphase.attacks.objectives import Classes, margin
@@ -123,9 +122,9 @@ class _Work:
         self.results["forwards"] = torch.full((count,), oracle.passes)
         self.results["backwards"] = torch.zeros(count, dtype=torch.int64)
         self.loss = torch.full((count,), -torch.inf, dtype=images.dtype)
-        self.schedule = Schedule(~wrong, self.items, run.early_stop)
-        self.main = Lane(oracle, size, run.early_stop, repeats=False)
-        self.exact = Lane(oracle.in_float32(), size, run.early_stop, repeats=True)
+        self.schedule = scheduling.Schedule(~wrong, self.items, run.early_stop)
+        self.main = scheduling.Lane(oracle, size, run.early_stop, repeats=False)
+        self.exact = scheduling.Lane(oracle.in_float32(), size, run.early_stop, repeats=True)
         if search.targets == "malt":
             likely = others.indices[:, : min(checks.LIKELY, classes - 1)]
             for some in (~wrong).nonzero().flatten().split(size):
@@ -152,7 +151,7 @@ class _Work:
         for name in _COUNTS:
             self.results[name][positions] = rows[name].cpu()
 
-    def next_lane(self) -> Lane | None:
+    def next_lane(self) -> scheduling.Lane | None:
         """Refill the fuller lane that has rows, and return it; None once every sample is decided."""
         if "exact" in self.main.batch:
             self.exact.waiting = Rows.stack([self.exact.waiting, self.main.remove(self.main.batch["exact"])])

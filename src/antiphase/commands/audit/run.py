@@ -14,8 +14,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from antiphase import modules, registry
-from antiphase.arguments import unchecked
+from antiphase import arguments, modules, registry
 from antiphase.attacks import eps_at
 from antiphase.attacks.catalogue import most_passes, settings_of
 from antiphase.attacks.engine.checks import NoSamples
@@ -78,7 +77,7 @@ def measure(
     options.ensemble.check(model, data.images(range(1)), context)
     kept = kept or KeptImages(0.0, frozenset())
     cells = _Cells(name, model, data, options, out, process or this_process(), context, kept)
-    results = unchecked(sweep)(*cells.given(cells.attack), nested=options.nested, ids=data.ids)
+    results = arguments.unchecked(sweep)(*cells.given(cells.attack), nested=options.nested, ids=data.ids)
     for result in (one for one in results if one.threat.eps == kept.eps):
         for sample, number in zip(result.ids.tolist(), result.adversarial[:, 0].tolist(), strict=True):
             in_gallery = number >= 0 and sample in kept.samples
@@ -107,7 +106,7 @@ def passes_left(
 
     # going down, only what is broken is attacked again: then every ε counts whole
     nested: Any = "off" if options.nested == "down" else options.nested
-    unchecked(sweep)(*cells.given(count), nested=nested, ids=data.ids)
+    arguments.unchecked(sweep)(*cells.given(count), nested=nested, ids=data.ids)
     known = [passes for passes in counts if passes is not None]
     return None if len(known) < len(counts) else (sum(f for f, _ in known), sum(b for _, b in known))
 

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 
 from antiphase.commands.result import Result, combined_rows, listed
 from antiphase.errors import UserError
-from antiphase.evaluation.metrics import summarise_tasks
+from antiphase.evaluation import metrics, tasks
 from antiphase.evaluation.rates import by_seed
-from antiphase.evaluation.tasks import find_task
 from antiphase.registry import TASKS
 from antiphase.report import figure as figures
 from antiphase.report.page import Headline, Plot, Section, answer, text
@@ -46,7 +45,7 @@ class EvaluateResult(Result):
         groups, sections = self.families, []
         for name in TASKS:
             if results := [row for row in self.summary["results"] if row["task"] == name]:
-                task = find_task(name)
+                task = tasks.find_task(name)
                 caption = f"{task.summary[0].upper()}{task.summary[1:]}, with 95 % intervals."
                 plot = Plot(name, numbers_figure(results, groups), caption, beside=True)
                 table = _task_table(name, results, groups)
@@ -61,7 +60,7 @@ class EvaluateResult(Result):
         differences = []
         for _, block in rows.group_by("task", "data", "setting", maintain_order=True):
             with suppress(ValueError):  # other units, as of other settings
-                differences += summarise_tasks(block, dict(pairs))["differences"]
+                differences += metrics.summarise_tasks(block, dict(pairs))["differences"]
         if not differences:
             fix = "measure both with the same tasks, settings and data"
             raise UserError(f"compare: no task was measured in both with the same settings and data; {fix}")
@@ -70,18 +69,18 @@ class EvaluateResult(Result):
 
 def heading(number: Number) -> str:
     """Name a number by its setting and metric, such as ``80 prompts, top-1``."""
-    return find_task(number["task"]).heading(number["setting"], number["metric"])
+    return tasks.find_task(number["task"]).heading(number["setting"], number["metric"])
 
 
 def headline(summary: Mapping[str, Any]) -> Headline:
     """Return the finding, and the numbers that stand for their tasks as a figure."""
-    differences = [row for row in summary["differences"] if find_task(row["task"]).scores(row["metric"])]
+    differences = [row for row in summary["differences"] if tasks.find_task(row["task"]).scores(row["metric"])]
     if not differences:
         results = [row for row in summary["results"] if row["headline"]] or summary["results"]
         names = {"names": listed(summary["models"]), "data": results[0]["data"]}
         title = answer("evaluate.txt", "alone", names, row=results[0], heading=heading)
         return Headline(title, _words("reading"), plot=lambda: answer_plot(summary, [], results[0]))
-    independent = [row for row in differences if not find_task(row["task"]).dependent_units] or differences
+    independent = [row for row in differences if not tasks.find_task(row["task"]).dependent_units] or differences
     dependent = [row for row in differences if row not in independent]
     pairs = list(dict.fromkeys((row["model"], row["twin"]) for row in differences))
     decisions = higher, lower, _ = _decided(independent)
@@ -93,7 +92,7 @@ def headline(summary: Mapping[str, Any]) -> Headline:
     values = {"pairs": pairs, "few": bool(few), "row": quoted, "heading": heading, "least_seeds": LEAST_SEEDS}
     values |= {"number": f"{points(quoted['difference'])} points" if higher and lower else number}
     values |= {"own": decisions, "shared": _decided(dependent)}
-    values |= {"units": " and ".join(dict.fromkeys(find_task(row["task"]).dependent_units for row in dependent))}
+    values |= {"units": " and ".join(dict.fromkeys(tasks.find_task(row["task"]).dependent_units for row in dependent))}
     values |= {"others": [_quoted(row) for row in higher + lower if row is not quoted]}
     title = answer("evaluate.txt", "title", dict(zip(("model", "twin"), few or sides, strict=True)), **values)
     lead = f"{_words('lead', **values)} {_words('reading')}"
@@ -201,7 +200,7 @@ def _difference_table(differences: Sequence[Number], groups: Sequence[figures.Fa
 
 def numbers_figure(results: Sequence[Number], groups: Sequence[figures.Family]) -> Figure:
     """Draw the numbers that stand for a task, or all of one that draws all: a panel each, a line for each family."""
-    shown = [row for row in results if row["headline"] or find_task(row["task"]).draws_all]
+    shown = [row for row in results if row["headline"] or tasks.find_task(row["task"]).draws_all]
     panels: dict[str, list[Number]] = {}
     for row in shown:
         panels.setdefault(f"{heading(row)}, {row['data']}", []).append(row)

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from antiphase import files, terminal
+from antiphase import files, registry, terminal
 from antiphase.commands.evaluate import EvaluateOptions
 from antiphase.commands.lineup import Lineup, write_run
 from antiphase.commands.loading import check_twins, find_device, load_models
@@ -30,7 +30,6 @@ from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.models.zoo import fingerprint
 from antiphase.precision import Precision
 from antiphase.processes import Process, this_process
-from antiphase.registry import QUESTIONS, TASKS
 from antiphase.store import Journal, missing
 from antiphase.vlm import answers, pope
 
@@ -141,7 +140,7 @@ def _check_use(options: EvaluateOptions, tasks: Sequence[EvaluationTask], data: 
         idle |= {"templates", "prompt"} if setting == "templates" else {_OPTIONS.get(setting, setting)}
     idle |= set() if any(task.learns for task in tasks) else {"train_limit"}
     kinds = {name.partition(":")[0] for name in data}
-    idle |= {"split", "skip_bad"} if kinds <= _WHOLE.union(QUESTIONS) else set()
+    idle |= {"split", "skip_bad"} if kinds <= _WHOLE.union(registry.QUESTIONS) else set()
     idle |= {"limit"} if kinds <= _WHOLE else set()
     for name in sorted(filter(options.typed, idle)):
         option, words = name.replace("_", "-"), ", ".join(task.name for task in tasks)
@@ -261,8 +260,8 @@ def requested(tasks: Sequence[str], data: Sequence[str]) -> tuple[Tasks | None, 
     sets: dict[str, list[str] | None] = {}
     for word in tasks:
         task, _, only = word.partition(":")
-        if task not in TASKS:
-            raise UserError(f"task {task!r}: expected some of {', '.join(TASKS)}")
+        if task not in registry.TASKS:
+            raise UserError(f"task {task!r}: expected some of {', '.join(registry.TASKS)}")
         known = sets.get(task, [])
         sets[task] = None if known is None or not only else [*known, only]
     if PAPER in data:
@@ -299,7 +298,7 @@ def load_source(
         return Source(load_mmvp(Path(path).expanduser() if path else None, name))
     if name == EMOJI_MMVP:
         return Source(emoji_mmvp(progress=progress))
-    if kind in QUESTIONS:
+    if kind in registry.QUESTIONS:
         return Source(pope.load_questions(name, limit, progress))
     paired = any(kind == known.partition(":")[0] for known in PAIR_SOURCES)
     if kind == "wds":  # mirrors of both kinds

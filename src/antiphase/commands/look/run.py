@@ -20,17 +20,16 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from antiphase import files, terminal
 from antiphase.commands import lineup, loading, run_folder
 from antiphase.commands.look import LookOptions
 from antiphase.commands.result import Result, in_files, listed
 from antiphase.data.decoding import decode_whole
 from antiphase.errors import UserError
-from antiphase.files import digest, replacing, write_json
 from antiphase.models.zeroshot import is_dual_encoder
 from antiphase.report.figure import new_figure, saved, shortened
 from antiphase.report.page import TITLE, Headline, Plot, Section, write_page
 from antiphase.sensitivity.relevance import METHODS, NoSecondMap, enlarge
-from antiphase.terminal import console, progress_bar, say
 
 _AT_ONCE = 8  # images through a model; affects no map
 _NO_IMAGE = "give the file of an image, such as a PNG or a JPEG"
@@ -84,9 +83,9 @@ class LookResult(Result):
     def write(self, path: Path) -> Path:
         """Write the figure, and the maps and a page next to it, all or none, and return the path of the page."""
         content, page = saved(self.figure(), path.suffix.lower()[1:]), path.with_suffix(".html")
-        with replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             temporary.write_bytes(content)
-            write_json(path.with_suffix(".json"), self.summary)
+            files.write_json(path.with_suffix(".json"), self.summary)
             write_page(page, self.record, self.headlines(), self.drawn)
         return page
 
@@ -96,11 +95,11 @@ def run(options: LookOptions, command: str = "") -> dict[str, Any]:
     result = look(options, command)
     page = result.write(options.out)
     for column in result.summary["left_out"]:
-        say(f"{column['model']}: no column for {column['method']} ({column['why']})", err=True)
+        terminal.say(f"{column['model']}: no column for {column['method']} ({column['why']})", err=True)
     for part in result.console():
-        console().print(part)
+        terminal.console().print(part)
     written = {"figure": str(options.out), "maps": str(page.with_suffix(".json")), "page": str(page)}
-    say("   ".join(f"{name}: {path}" for name, path in written.items()))
+    terminal.say("   ".join(f"{name}: {path}" for name, path in written.items()))
     return {key: value for key, value in result.summary.items() if key != "maps"} | written
 
 
@@ -119,7 +118,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     prompts = [options.prompt.replace("{}", text) for text in texts]
     layer = -1 if options.layer is None else options.layer
     maps, left_out = [], []
-    with progress_bar("maps", len(methods) * len(models), not options.quiet) as advance:
+    with terminal.progress_bar("maps", len(methods) * len(models), not options.quiet) as advance:
         for method, (name, model) in itertools.product(methods, models.items()):
             about = {"model": name, "method": method}
             advance(1)
@@ -148,7 +147,7 @@ def look(options: LookOptions, command: str = "") -> LookResult:
     record = {"command": command, "options": stored["options"], "settings": settings}
     record |= {"models": {name: model.card.spec for name, model in models.items()}}
     record |= {"data": f"{first} and {len(more)} more" if more else first}
-    record |= {"data_fingerprint": digest(*[picture.numpy().tobytes() for picture in pictures]), "n": len(images)}
+    record |= {"data_fingerprint": files.digest(*[picture.numpy().tobytes() for picture in pictures]), "n": len(images)}
     record |= run_folder.finished(options.out, began) | lineup.environment_record(device) | {"warnings": []}
     return LookResult("look", in_files({"maps": stored, "run": record}, maps=rows) | {"shown.npz": shown.getvalue()})
 

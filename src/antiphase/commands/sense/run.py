@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from antiphase import modules, terminal
+from antiphase import modules, streams, terminal
 from antiphase.attacks.pgd import pgd
 from antiphase.attacks.threat import Threat, random_point
 from antiphase.commands.lineup import Lineup, described, load_lineup, write_run
@@ -30,7 +30,6 @@ from antiphase.sensitivity.depth import BranchChange, branch_changes, propagate,
 from antiphase.sensitivity.layers import Layer, eager_attention
 from antiphase.sensitivity.maps import all_maps, attention_layers, map_function
 from antiphase.store import Cache
-from antiphase.streams import key, sample_keys
 
 BATCH_SIZE = 8
 
@@ -191,8 +190,8 @@ def term_rows(model: nn.Module, images: Tensor, ids: Tensor, options: SenseOptio
 
 
 def _probe_keys(ids: Tensor, options: SenseOptions) -> Tensor:
-    keys = sample_keys(key(options.seed, "alignment"), ids)
-    return torch.stack([sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
+    keys = streams.sample_keys(streams.key(options.seed, "alignment"), ids)
+    return torch.stack([streams.sample_keys(keys, torch.full_like(ids, draw)) for draw in range(options.probes)], 1)
 
 
 def _loss(logits: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -275,7 +274,7 @@ def _perturbed(
     model: nn.Module, images: Tensor, ids: Tensor, budgets: Sequence[float], seed: int
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
     for eps in budgets:
-        keys = sample_keys(key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
+        keys = streams.sample_keys(streams.key(seed, "travel", round(eps * 2**20)), ids).to(images.device)
         noise = random_point(images, images.new_full((len(images),), eps), "linf", (0.0, 1.0), keys)
         yield {"perturbation": "noise", "eps": eps}, noise
         how: Any = {"seed": seed, "ids": ids, "early_stop": False, "progress": False}

@@ -2,11 +2,10 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from antiphase.commands import options as fields
 from antiphase.commands.command import Command
@@ -54,15 +53,10 @@ class PresetOptions(TrainingOptions):
     """Compute each block again in the backward pass: slower, but uses less memory."""
 
 
-def _from_mapping(value: Any) -> Any:
-    """Return a dictionary of strengths as the words that one would type."""
-    return tuple(f"{name}={strength}" for name, strength in value.items()) if isinstance(value, Mapping) else value
-
-
 class DefendedOptions(fields.Options):
     """What every training with defences has."""
 
-    defend: Annotated[fields.Words, BeforeValidator(_from_mapping), fields.Typed(metavar="NAME=STRENGTH,…")] = ()
+    defend: Annotated[fields.Words, fields.Typed(metavar="NAME=STRENGTH,…")] = ()
     """Defences, each with its strength, such as map-jacobian=1: docs/defences.md has the names and equations."""
 
     @property

@@ -22,12 +22,10 @@ from antiphase.data import ImageSet, load_data
 from antiphase.data.images import PairSet, resized_images
 from antiphase.data.sources import load_pairs
 from antiphase.errors import NoSuchSplit, UserError
-from antiphase.models import CLIP, checkpoints
+from antiphase.models import CLIP, checkpoints, class_names, trained
 from antiphase.models.card import ModelCard, card_of, layer_lambdas, settle_size, size_for, with_card, with_own_pixels
-from antiphase.models.class_names import in_model_order
 from antiphase.models.clip import ClipConfig, clip_sizes
 from antiphase.models.schemes.scheme import named_spec
-from antiphase.models.trained import FOLDER, RESIZE, SQUARE, starting_model, with_new_head
 from antiphase.models.zoo import fingerprint
 from antiphase.modules import device_of
 from antiphase.processes import this_process
@@ -68,7 +66,7 @@ def _of_recipe(options: train.TrainingOptions, recipe: type[BaseModel]) -> dict[
 
 def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metrics:
     how: dict[str, Any] = {"trackers": options.track, "progress": not options.quiet}
-    stored = options.chosen(RESIZE)
+    stored = options.chosen(trained.RESIZE)
     model, module = None, loading.live_object(named_spec(options.model).spec)
     if options.model not in registry.VITS:
         (loaded,) = loading.load_models([options.model], device_of(module), options.random_weights, seed=options.seed)
@@ -86,22 +84,22 @@ def _train_classifier(options: train.TrainOptions, left_out: list[str]) -> Metri
     if validation is not None:  # its classes by the names of those that are trained on
         shape, count = images.image_shape, len(images.class_names)
         card = ModelCard(images.name, images.name, "unknown", None, shape, count, class_names=images.class_names)
-        validation, notes = in_model_order([card], validation, "give other images by --held-out, or none")
+        validation, notes = class_names.in_model_order([card], validation, "give other images by --held-out, or none")
         left_out += notes
     left_out += [line for part in (images, validation) if part is not None for line in part.left_out]
     fields = _of_recipe(options, Recipe)
     fields |= {"adversarial": options.adversary or None, "defences": options.defences or None}
     fields |= {"data": images.name} if in_memory else {}
-    kind: Any = options.model if model is None else starting_model(model)
+    kind: Any = options.model if model is None else trained.starting_model(model)
     recipe = make_recipe(kind, images, options.model_part, **fields)
     how["lambdas"] = partial(_lambdas, images=images)
     if model is not None:
         how["model"] = model
-        stored |= {FOLDER: str(Path.cwd())}
+        stored |= {trained.FOLDER: str(Path.cwd())}
     metrics = train_classifier(recipe, images, validation, options.out, stored=stored, **how)
     if module is not None:
         if options.new_head:  # as the copy that was trained
-            with_new_head(module, len(images.class_names), options.seed)
+            trained.with_new_head(module, len(images.class_names), options.seed)
         path = options.out / checkpoints.WEIGHTS_FILE
         checkpoints.load_into(module, checkpoints.read_weights(path), str(path))
     return metrics
@@ -138,12 +136,12 @@ def _images(options: train.TrainOptions, source: str, split: str, model: nn.Modu
 def _in_order(model: nn.Module, images: ImageSet, options: train.TrainOptions) -> ImageSet:
     """Return images with labels in the order of the model's outputs, of which each class has one."""
     if options.new_head and card_of(model).class_names != images.class_names:
-        with_new_head(model, len(images.class_names), options.seed)
+        trained.with_new_head(model, len(images.class_names), options.seed)
         with_card(model, replace(card_of(model), class_names=images.class_names))
     card = card_of(model)
     fix = "give it a new last layer with --new-head"
     if card.class_names is not None:
-        images, _ = in_model_order([card], images, fix)
+        images, _ = class_names.in_model_order([card], images, fix)
     if (count := len(images.class_names)) != card.num_classes:
         raise UserError(f"{card.spec} has {card.num_classes} classes, {images.name} {count}; {fix}")
     return images
@@ -184,7 +182,7 @@ def _train_clip(options: train.TrainClipOptions, left_out: list[str]) -> Metrics
         kinds = [(one.vision.attention, one.text.attention) for one in (model, built)]
         if "converted" in source:  # into any kind of differential attention
             kinds = [tuple(kind == "softmax" for kind in towers) for towers in kinds]
-        if SQUARE in source:
+        if trained.SQUARE in source:
             raise UserError(f"from {start}: prepares images as no CLIP of train-clip does")
         if kinds[0] != kinds[1]:
             raise UserError(f"from {start}: is no {options.model}; give the --model of its attention")
@@ -244,7 +242,7 @@ def _finetune(options: train.FinetuneOptions, left_out: list[str]) -> Metrics:
     model = copy.deepcopy(model)  # one that was given stays as it is
     if not isinstance(model, CLIP) or model.config is None:
         raise UserError(f"{card_of(model).spec}: expected a CLIP of antiphase, such as a run of train-clip")
-    if SQUARE in (card_of(model).recipe or {}):
+    if trained.SQUARE in (card_of(model).recipe or {}):
         raise UserError(f"{card_of(model).spec}: prepares images as no CLIP of train-clip does")
     how = {"image_size": model.image_shape[1], "channels": 3, "progress": not options.quiet}
     images = with_own_pixels(load_data(options.data, split="train", limit=options.limit, **how), [model])

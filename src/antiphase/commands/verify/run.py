@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphase.arguments import validated
+from antiphase import arguments, terminal
 from antiphase.commands import find_command, loading, run_folder
 from antiphase.commands.audit import AttackOptions, AuditOptions
 from antiphase.commands.audit.card import BY_HAND, RobustnessCard, card_of_run, read_card
@@ -15,7 +15,6 @@ from antiphase.commands.verify import VerifyOptions
 from antiphase.errors import UserError, shown
 from antiphase.models.schemes.robustbench import leaderboard
 from antiphase.report.table import Field, OnConsole, Table
-from antiphase.terminal import console, say
 
 # of the machine and the day, not of the models
 _ELSEWHERE = ("versions", "hardware", "date", "warnings", "options", "command")
@@ -58,7 +57,7 @@ class Verification:
         return f"not confirmed: {self.reason or f'of {self.name} differ {fields}'}"
 
 
-@validated
+@arguments.validated
 def verify(card: str | Path, **options: Any) -> Verification:
     """Measure again what a robustness card says and compare, as ``antiphase verify`` does with these ``options``."""
     return _verified(VerifyOptions(card=Path(card), **options))
@@ -69,10 +68,10 @@ def answer(options: VerifyOptions, _: str) -> Answer:
     if (result := _verified(options)).differences:
         texts = ((f"{one:.6g}" if isinstance(one, float) else str(one) for one in row) for row in result.differences)
         rows = tuple(tuple(map(Field, row)) for row in texts)
-        console().print(OnConsole(Table("differences", "", Disagreement._fields, rows, "")))
+        terminal.console().print(OnConsole(Table("differences", "", Disagreement._fields, rows, "")))
     for note in result.notes if not result.confirmed else ():
-        say(f"note: {note}")
-    say(repr(result))
+        terminal.say(f"note: {note}")
+    terminal.say(repr(result))
     content = {"card": str(options.card), "name": result.name, "confirmed": result.confirmed}
     content |= {name: getattr(result, name) for name in ("reason", "numbers", "notes")}
     content["differences"] = [difference._asdict() for difference in result.differences]

@@ -14,10 +14,9 @@ from torch import nn
 
 from antiphase.data.hub import offline_at_once
 from antiphase.errors import UserError
-from antiphase.models.checkpoints import State, as_config, load_into, read_state
+from antiphase.models import checkpoints, transformer
 from antiphase.models.clip import CLIP, ClipConfig, bare_clip, build_clip, configure_clip
 from antiphase.models.schemes.scheme import Wanted, downloading, scheme
-from antiphase.models.transformer import attention_spec
 
 RELEASED_FILE = "checkpoint_best.pt"
 CONFIG = "config"  # of the model, in the header of the files that we write in this layout
@@ -49,9 +48,9 @@ _EXPRESSED = {"attention": "differential", "parameterisation": "vector", "head_n
 _EXPRESSED |= {"bias": True, "lambda_max": None, "temperature": 1.0, "output_gate": False}
 
 
-def read_released(name: str | Path) -> State:
+def read_released(name: str | Path) -> checkpoints.State:
     """Read the weights of a released checkpoint under the names that the authors gave them."""
-    return read_state(name, dict.fromkeys(_ANCHORS, torch.empty(0)), sized=False)
+    return checkpoints.read_state(name, dict.fromkeys(_ANCHORS, torch.empty(0)), sized=False)
 
 
 def stored_config(path: Path) -> ClipConfig | None:
@@ -59,14 +58,14 @@ def stored_config(path: Path) -> ClipConfig | None:
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get(CONFIG)
-        return None if text is None else as_config(ClipConfig, json.loads(text), f"{path}: ")
+        return None if text is None else checkpoints.as_config(ClipConfig, json.loads(text), f"{path}: ")
     except (OSError, SafetensorError):  # a pickle
         return None
     except (json.JSONDecodeError, RecursionError):
         raise UserError(f"{path}: its header is damaged; export the model again") from None
 
 
-def config_of(state: State, source: str, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
+def config_of(state: checkpoints.State, source: str, lambda_init: float | Literal["depth"] | None) -> ClipConfig:
     """Infer a configuration from the names and shapes in a released checkpoint, and from λ_init."""
     differential: list[str] = []
     for tower, blocks in _BLOCKS.items():
@@ -104,9 +103,9 @@ def config_of(state: State, source: str, lambda_init: float | Literal["depth"] |
     return configure_clip("b16", vision=vision, text=text, **how)
 
 
-def from_released(state: State, config: ClipConfig, source: str = "checkpoint") -> State:
+def from_released(state: checkpoints.State, config: ClipConfig, source: str = "checkpoint") -> checkpoints.State:
     """Rename weights from the released layout to ours; unknown names are kept, so that loading refuses them."""
-    renamed: State = {}
+    renamed: checkpoints.State = {}
     left = dict(state)
     for key, names in _translation(config).items():
         if all(name in left for name in names):
@@ -117,7 +116,7 @@ def from_released(state: State, config: ClipConfig, source: str = "checkpoint") 
     return renamed | left
 
 
-def to_released(model: CLIP) -> State:
+def to_released(model: CLIP) -> checkpoints.State:
     """Return a model's weights in the released layout, for the authors' own code; refuse what it cannot express."""
     if model.config is None or model.logit_bias is not None:
         raise UserError("the released layout cannot store a logit bias; expected a model of the CLIP loss")
@@ -126,7 +125,7 @@ def to_released(model: CLIP) -> State:
             if (setting := getattr(tower, name)) != value:
                 why = f"cannot store {name} {setting}, expected {value}"
                 raise UserError(f"the released layout {why}; use layout antiphase")
-    state, released = model.state_dict(), State()
+    state, released = model.state_dict(), checkpoints.State()
     for key, names in _translation(model.config).items():
         parts = state[key].chunk(len(names)) if len(names) > 1 else [state[key]]
         released |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
@@ -183,12 +182,12 @@ def _diffclip(request: Wanted) -> nn.Module:
         raise UserError(f"{name}: lambda_init {lambda_init}: the file's header has it already; leave it out")
     if config is None:
         config = config_of(state, str(path), lambda_init)
-        if any(attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
+        if any(transformer.attention_spec(tower.attention).differential for tower in (config.vision, config.text)):
             told = f"{name}: λ_init = {lambda_init} cannot be checked, the file does not contain it"
             wrong = "with a wrong λ_init the checkpoint loads without error but gives wrong outputs"
             warnings.warn(f"{told}; {wrong}", stacklevel=2)
         elif lambda_init is not None:
             raise UserError(f"{name}: lambda_init {lambda_init}: no tower has a λ; leave it out")
     model = build_clip(config)
-    load_into(model, from_released(state, config, str(path)), str(path))
+    checkpoints.load_into(model, from_released(state, config, str(path)), str(path))
     return request.loaded(model, name, image_shape=model.image_shape)

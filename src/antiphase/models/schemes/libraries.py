@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from antiphase.data import decoding, hub
 from antiphase.errors import UserError, first_line, install, shown
-from antiphase.models import preprocessing
-from antiphase.models.checkpoints import check_finite, load_into, read_state
+from antiphase.models import checkpoints, preprocessing
 from antiphase.models.clip import Embeddings, Texts
 from antiphase.models.preprocessing import Images, Normalized, Preprocessing
 from antiphase.models.schemes.scheme import Wanted, check_known, downloading, drawn_from, probe, scheme
@@ -89,7 +88,7 @@ def _made(request: Wanted, make: Callable[..., Any], fix: str, positions: str, s
         if file:
             with torch.device("meta"):
                 default = make().state_dict()
-            state = read_state(file, default, sized=False)
+            state = checkpoints.read_state(file, default, sized=False)
             *_, head = (key for key, x in default.items() if key.endswith(("weight", "bias")) and x.ndim)
             first = next((key for key, weight in default.items() if weight.ndim == 4), "")
             place = next((key for key in default if key.endswith(positions)), "")
@@ -103,8 +102,8 @@ def _made(request: Wanted, make: Callable[..., Any], fix: str, positions: str, s
                 sizes[size] = round(max(file_tokens - others, 1) ** 0.5) * default[first].shape[-1]
         model = make(**sizes)
         if file:
-            load_into(model, state, file)
-    check_finite(model.state_dict(), request.spec)
+            checkpoints.load_into(model, state, file)
+    checkpoints.check_finite(model.state_dict(), request.spec)
     return model
 
 
@@ -205,8 +204,8 @@ def _open_clip(request: Wanted) -> nn.Module:
         )
         tokenizer = open_clip.get_tokenizer(place)  # some are downloaded from the hub
     if file:
-        load_into(model, read_state(file, model.state_dict()), file)
-    check_finite(model.state_dict(), spec)
+        checkpoints.load_into(model, checkpoints.read_state(file, model.state_dict()), file)
+    checkpoints.check_finite(model.state_dict(), spec)
     used = preprocessing.of_open_clip(model.visual.preprocess_cfg, spec)
     doubt = f"a file of weights tells neither activation nor preprocessing; used are {base}'s own, {used}"
     fix = f"for those of other weights give {spec}/TAG@{file}"
@@ -298,7 +297,7 @@ def _hugging_face(request: Wanted) -> nn.Module:
         if kind == "dual":
             with suppress(*FAILURES):  # its files may be missing
                 tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    check_finite(model.state_dict(), spec)
+    checkpoints.check_finite(model.state_dict(), spec)
     short = folder.resolve().name if folder.is_dir() else name.rpartition("/")[2]
     if kind == "other":
         return request.loaded(model, short)

@@ -26,10 +26,8 @@ from antiphase.errors import UserError
 from antiphase.sensitivity.interventions import BRANCHES
 from antiphase.statistics.intervals import STRATA, Estimate, as_difference, as_share, standardised
 from antiphase.statistics.seeds_by_images import crossed_mean
-from antiphase.studies.cells import Attack, Margin, TrainVit, Variant
+from antiphase.studies import ASR, SAMPLE, SEED, Attack, Check, Margin, TrainVit, Variant, over
 from antiphase.studies.cells.models import Model
-from antiphase.studies.claims import Check
-from antiphase.studies.estimation import ASR, SAMPLE, SEED, over
 from antiphase.studies.figures import ESTIMATES, Artefact, Panel, Plot, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, PAPER, VIT
 from antiphase.studies.papers.declarations import Checks, filled

@@ -7,9 +7,7 @@ from typing import Any
 import polars as pl
 
 from antiphase.commands.audit.advice import measured
-from antiphase.studies.cells import TrainVit
-from antiphase.studies.claims import Check, apart, on_average
-from antiphase.studies.estimation import ASR, CORRECT, SEED, estimates
+from antiphase.studies import ASR, CORRECT, SEED, Check, TrainVit, apart, estimates, on_average
 from antiphase.studies.figures import IN_255THS, SIZE, Artefact, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, PAPER, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks

@@ -6,10 +6,7 @@ from itertools import product
 
 import polars as pl
 
-from antiphase.studies.cells import Certified, TrainVit, Transfer
-from antiphase.studies.claims import Check, apart, higher
-from antiphase.studies.estimation import ASR, estimates
-from antiphase.studies.figures import Artefact, tables
+from antiphase.studies import ASR, Artefact, Certified, Check, TrainVit, Transfer, apart, estimates, higher, tables
 from antiphase.studies.own import defence
 from antiphase.studies.own.variants import DIFFVIT, PAPER, V2, VIT, seeds_of, shown_settings
 from antiphase.studies.papers.declarations import Checks

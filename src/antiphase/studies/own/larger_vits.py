@@ -8,15 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.studies.cells import TrainVit
-from antiphase.studies.claims import Check, apart, higher, on_average
+from antiphase.studies import IN_255THS, Artefact, Check, Table, TrainVit, apart, higher, on_average, panels, tables
 from antiphase.studies.estimation import ASR, CORRECT, difference, estimates, gaps, trend
-from antiphase.studies.figures import IN_255THS, Artefact, Table, panels, tables
 from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, VIT, seeds_of, shown_settings, trained
 from antiphase.studies.papers.declarations import Checks
-from antiphase.studies.papers.robustness import layers, theory
+from antiphase.studies.papers.robustness import layers, success_rates, theory
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, measured
-from antiphase.studies.papers.robustness.success_rates import AT, WIDTHS, at_each_depth, depth_checks, reaching
 from antiphase.studies.papers.robustness.tables import eps_checks
 from antiphase.studies.scale import IN_SHORT, vits_in_short
 from antiphase.studies.spec import Cell, Profile, RowsByTable
@@ -120,8 +117,8 @@ def _as_twins(rows: RowsByTable) -> dict[str, pl.DataFrame]:
 def _attack_cells(profile: Profile) -> list[Cell]:
     """Return AutoAttack on as many images as PGD, patches of each width, and Carlini and Wagner's attack."""
     sizes = bench(profile)
-    strong = partial(replace(sizes, few=sizes.images).attack, eps=AT, attack="autoattack")
-    patches = (partial(sizes.patch, width=width) for width in WIDTHS)
+    strong = partial(replace(sizes, few=sizes.images).attack, eps=success_rates.AT, attack="autoattack")
+    patches = (partial(sizes.patch, width=width) for width in success_rates.WIDTHS)
     return measured(_each(profile), strong, sizes.nearest, *patches)
 
 
@@ -139,15 +136,15 @@ def _draw_attacks(rows: RowsByTable) -> Artefact:
 
 
 def _distances(rows: RowsByTable) -> pl.DataFrame:
-    return reaching({"attack": _as_twins(rows)["attack"].filter(attack="carlini-wagner")})
+    return success_rates.reaching({"attack": _as_twins(rows)["attack"].filter(attack="carlini-wagner")})
 
 
 def _attack_checks(rows: RowsByTable) -> Checks:
     attacks = _as_twins(rows)["attack"]
     words = f"mean L2 distance({VIT}) − mean L2 distance({DIFFVIT})"
     return {
-        "autoattack": on_average(attacks.filter(attack="autoattack"), DIFFVIT, than=VIT, eps=AT),
-        "patches": higher(attacks.filter(attack="patch"), DIFFVIT, than=VIT, width=WIDTHS),
+        "autoattack": on_average(attacks.filter(attack="autoattack"), DIFFVIT, than=VIT, eps=success_rates.AT),
+        "patches": higher(attacks.filter(attack="patch"), DIFFVIT, than=VIT, width=success_rates.WIDTHS),
         "cw": apart(_distances(rows), "series", VIT, DIFFVIT, pl.col("reach"), words),
     }
 
@@ -227,13 +224,13 @@ LARGER_WIDTH = _study(
 
 
 def _draw_depths(rows: RowsByTable) -> Artefact:
-    drawn, listed = at_each_depth(_as_twins(rows)["attack"], "larger-depth")
+    drawn, listed = success_rates.at_each_depth(_as_twins(rows)["attack"], "larger-depth")
     return Artefact([PAPER.plot("larger-depth", drawn)], listed + _clean(rows, "depth", "depth", "larger-depth"))
 
 
 def _depth_checks(rows: RowsByTable) -> Checks:
     attacks = _as_twins(rows)["attack"]
-    return {**depth_checks(attacks), **eps_checks(attacks.filter(depth=DEPTHS[-1]))}
+    return {**success_rates.depth_checks(attacks), **eps_checks(attacks.filter(depth=DEPTHS[-1]))}
 
 
 LARGER_DEPTH = _study(

@@ -6,9 +6,7 @@ from itertools import product
 
 import polars as pl
 
-from antiphase.studies.cells import Margin, TrainVit
-from antiphase.studies.estimation import CORRECT, estimates
-from antiphase.studies.figures import Artefact, Panel, Table, tables
+from antiphase.studies import CORRECT, Artefact, Margin, Panel, Table, TrainVit, estimates, tables
 from antiphase.studies.own import asr_causes as causes
 from antiphase.studies.own.larger_vits import larger_bench, larger_settings
 from antiphase.studies.own.variants import DIFFVIT, PAPER, STARTS, seeds_of, shown_settings

@@ -9,10 +9,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.statistics.intervals import standardised
-from antiphase.studies.cells import Margin, TrainVit
-from antiphase.studies.claims import Check, on_average
+from antiphase.studies import BY_SEED, IN_255THS, Artefact, Check, Margin, TrainVit, on_average, panels, tables
 from antiphase.studies.estimation import ASR, CORRECT, SEED, as_matrix, difference, estimates, gaps
-from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, panels, tables
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.robustness.bench import EPS, RobustnessBench, bench, settings
 from antiphase.studies.papers.robustness.layers import cosine

@@ -95,10 +95,8 @@ class Paper:
                     parts.setdefault(claim.name, {})[data] = claim
             return list(map(_joined, parts.values()))
 
-        def used(profile: Profile) -> dict[str, str]:
-            return _as_used(settings(profile), cells(profile))
-
-        return Study(name, self.name, words["label"], words["title"], words["text"], cells, draw, claims, used)
+        told = words["label"], words["title"], words["text"]
+        return Study(name, self.name, *told, cells, draw, claims, lambda p: _as_used(settings(p), cells(p)))
 
     def plot(
         self,

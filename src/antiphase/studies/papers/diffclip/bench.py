@@ -17,10 +17,8 @@ from antiphase.models.checkpoints import RECIPE_FILE, as_config, read_recipe
 from antiphase.models.clip import ClipConfig, find_clip
 from antiphase.models.schemes import diffclip
 from antiphase.models.transformer import attention_spec
-from antiphase.studies import options, scale
-from antiphase.studies.cells import Evaluate, Given, Relevance, TrainClip, given
+from antiphase.studies import Cell, Evaluate, Given, Profile, Relevance, TrainClip, given, options, scale
 from antiphase.studies.papers.declarations import Paper, listed
-from antiphase.studies.spec import Cell, Profile
 
 TWINS = ("clip", "diffclip")
 Clip = TrainClip | Given

@@ -12,10 +12,8 @@ from antiphase.evaluation.metrics import CLASSES_ALIKE, task_metrics
 from antiphase.evaluation.mmvp import PAPER_PATTERNS
 from antiphase.evaluation.tasks import find_task
 from antiphase.statistics.decisions import mcnemar_exact
-from antiphase.studies.cells import Given, TrainClip
-from antiphase.studies.claims import Check
+from antiphase.studies import BY_SEED, ESTIMATES, Artefact, Check, Given, Panel, Table, TrainClip, panels, tables
 from antiphase.studies.estimation import SAMPLE, SEED, STRATUM, difference, estimates
-from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Panel, Table, panels, tables
 from antiphase.studies.paper_settings import printed_numbers
 from antiphase.studies.papers.declarations import Checks, filled
 from antiphase.studies.papers.diffclip.bench import PAPER, SHIFTED, VARIANTS, bench, clip_study, measured, models

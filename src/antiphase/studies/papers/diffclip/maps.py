@@ -7,10 +7,8 @@ import numpy as np
 import polars as pl
 
 from antiphase.data.shards import TITLES
-from antiphase.studies.cells import Given, Sense, TrainClip, Untrained
+from antiphase.studies import SAMPLE, SEED, Check, Given, Sense, TrainClip, Untrained, difference, estimates, mean
 from antiphase.studies.cells.evaluate import COMBINED, NEGATIVE, POSITIVE
-from antiphase.studies.claims import Check
-from antiphase.studies.estimation import SAMPLE, SEED, difference, estimates, mean
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Gallery, Picture, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks, filled
 from antiphase.studies.papers.diffclip.bench import PAPER, bench, models, models_in_words, released

@@ -7,10 +7,8 @@ from typing import Any
 import polars as pl
 
 from antiphase.data.shards import TITLES
+from antiphase.studies import IN_255THS, SAMPLE, Artefact, Check, Profile, RowsByTable, estimates, panels
 from antiphase.studies.cells import AttackAnswers, Evaluate, Given, TrainClip, TrainVlm
-from antiphase.studies.claims import Check
-from antiphase.studies.estimation import SAMPLE, estimates
-from antiphase.studies.figures import IN_255THS, Artefact, panels
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.diffclip import bench as towers
 from antiphase.studies.papers.diffclip.bench import PAPER
@@ -26,7 +24,6 @@ from antiphase.studies.papers.diffclip.evaluations import (
     published,
 )
 from antiphase.studies.scale import IN_SHORT, clips_in_short
-from antiphase.studies.spec import Profile, RowsByTable
 from antiphase.terminal import eps_label
 from antiphase.vlm.model import Style
 from antiphase.vlm.pope import ALL, SAMPLINGS, answer_rates, pope_values

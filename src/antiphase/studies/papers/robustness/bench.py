@@ -14,13 +14,11 @@ from typing import Any
 
 from antiphase.models.clip import find_clip
 from antiphase.models.zeroshot import PAPER_TEMPLATE
-from antiphase.studies.cells import Accuracy, Attack, Given, Sense, TrainVit
-from antiphase.studies.figures import Artefact
+from antiphase.studies import Accuracy, Artefact, Attack, Cell, Given, Profile, RowsByTable, Sense, Study, TrainVit
 from antiphase.studies.papers.declarations import Checks, Paper
 from antiphase.studies.papers.diffclip import bench as diffclip
 from antiphase.studies.papers.diffclip.bench import models_in_words, released
 from antiphase.studies.scale import IN_SHORT, vits_in_short
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 
 Eps = Sequence[float]  # of the [0, 1] pixel
 EPS = tuple(eps / 255 for eps in (0.5, 1, 2, 4, 8))

@@ -8,11 +8,10 @@ from typing import Any
 import polars as pl
 
 from antiphase.statistics.intervals import mean_over_seeds
-from antiphase.studies.cells import TrainVit
+from antiphase.studies import BY_SEED, ESTIMATES, Artefact, Plot, Table, TrainVit, panels, tables
 from antiphase.studies.cells.images import opposed
 from antiphase.studies.claims import Check, above, apart, combinations, higher
 from antiphase.studies.estimation import SAMPLE, SEED, Kind, contrast, difference, estimates, mean, share_above, trend
-from antiphase.studies.figures import BY_SEED, ESTIMATES, Artefact, Plot, Table, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import (
     PAPER,

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 
 from antiphase.data.sources import source_of
-from antiphase.studies.cells import Accuracy
-from antiphase.studies.claims import Check, Unit, higher, no_worse, on_average
+from antiphase.studies import Accuracy, Cell, Check, Profile, RowsByTable, Study, Unit, higher, no_worse, on_average
 from antiphase.studies.estimation import ASR, CORRECT, SAMPLE, SEED, difference, estimates, gaps, peak, trend
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Panel, Table, panels, tables
 from antiphase.studies.paper_settings import printed_numbers
@@ -28,7 +27,6 @@ from antiphase.studies.papers.robustness.bench import (
     vit_study,
 )
 from antiphase.studies.scale import titled
-from antiphase.studies.spec import Cell, Profile, RowsByTable, Study
 from antiphase.terminal import eps_label
 
 _X = pl.col("column").str.strip_suffix("/255").cast(pl.Float64) / 255

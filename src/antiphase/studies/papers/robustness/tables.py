@@ -6,13 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from antiphase.studies import figures, paper_settings
+from antiphase.studies import IN_255THS, Artefact, Cell, Panel, Profile, RowsByTable, figures, panels, paper_settings
 from antiphase.studies.claims import Check, apart, higher, no_worse, on_average
 from antiphase.studies.estimation import ASR, CORRECT, estimates, gaps, peak, trend
-from antiphase.studies.figures import IN_255THS, Artefact, Panel, panels
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import EPS, KINDS, PAPER, SMALL, bench, measured, vit_study
-from antiphase.studies.spec import Cell, Profile, RowsByTable
 from antiphase.terminal import eps_label
 
 LAMBDAS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95)

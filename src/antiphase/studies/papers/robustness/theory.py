@@ -12,9 +12,7 @@ from antiphase.sensitivity.depth import crossover
 from antiphase.sensitivity.layer_estimates import RADIUS_PARTS, RATIOS, layer_parts, radius_parts
 from antiphase.sensitivity.theory import estimated_radius
 from antiphase.statistics.intervals import linearised
-from antiphase.studies.cells import Radius, TrainVit
-from antiphase.studies.claims import Check, above, apart
-from antiphase.studies.estimation import ASR, SAMPLE, SEED, difference, estimates
+from antiphase.studies import ASR, SAMPLE, SEED, Check, Radius, TrainVit, above, apart, difference, estimates
 from antiphase.studies.figures import BY_SEED, IN_255THS, Artefact, Plot, panels, tables
 from antiphase.studies.papers.declarations import Checks
 from antiphase.studies.papers.robustness.bench import PAPER, RobustnessBench, bench, measured, slow_study, twins
