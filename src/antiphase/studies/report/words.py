@@ -196,11 +196,12 @@ def supported(value: float | None, low: float | None, high: float | None) -> int
 
 
 def signed(estimate: intervals.Estimate, unit: str) -> tuple[str, str]:
-    """Format a difference with its unit, and its interval, of which nonzero ends are not rounded to 0."""
+    """Format a difference with its unit, and its interval: nonzero ends are not rounded to 0, nor both to one number."""
     scale = 100.0 if unit == "points" else 1.0
     value, low, high = (scale * part for part in (estimate.value, estimate.low, estimate.high))
     digits = 1 if unit == "points" else supported(value, low, high)
-    while digits < 6 and any(end and math.isfinite(end) and not round(end, digits) for end in (low, high)):
+    ends = [end for end in (low, high) if end and math.isfinite(end)]
+    while digits < 6 and low < high and len({0.0, *(round(end, digits) for end in ends)}) <= len(ends):
         digits += 1
     return f"{number(value, digits, sign=True)} {unit}".strip(), bracketed(low, high, digits)
 
