@@ -121,8 +121,7 @@ class Paper:
 def _as_used(shown: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, str]:
     """Return settings without those of attacks and measurements that none of the cells makes."""
     made = {getattr(cell, "name", type(cell).__name__) for cell in cells}
-    unused = {name for name, kinds in _SETTINGS_OF.items() if not made & kinds}
-    return {name: value for name, value in shown.items() if name.split(" ")[-1] not in unused}
+    return {name: value for name, value in shown.items() if made & _SETTINGS_OF.get(name.split(" ")[-1], made)}
 
 
 def _joined(parts: Mapping[str, Claim]) -> Claim:

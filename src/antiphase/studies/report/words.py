@@ -196,7 +196,7 @@ def supported(value: float | None, low: float | None, high: float | None) -> int
 
 
 def signed(estimate: intervals.Estimate, unit: str) -> tuple[str, str]:
-    """Format a difference with its unit, and its interval: nonzero ends are not rounded to 0, nor both to one number."""
+    """Format a difference with its unit, and its interval: nonzero ends are not rounded to 0 or to one number."""
     scale = 100.0 if unit == "points" else 1.0
     value, low, high = (scale * part for part in (estimate.value, estimate.low, estimate.high))
     digits = 1 if unit == "points" else supported(value, low, high)
