@@ -82,6 +82,7 @@ def test_page_says_what_differs_between_the_runs(runs):
     assert differing["attack"] == ("pgd", "APGD-CE")
     assert differing["limit"] == ("300", "200")
     assert differing["pgd: steps"] == ("20", None)
+    assert differing["SHA-256 of the images"][1] == 12 * "f"
     assert {"attack seed", "norm", "out"} & set(differing) == set()
     folder = result.save(runs[0].parent / "saved")
     page = (folder / "report.html").read_text()
@@ -164,6 +165,36 @@ def test_a_damaged_file_is_named_with_its_directory(runs, tmp_path, run_cli):
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"{other / name}: {why}" in err
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("run.json", {"settings": []}),
+        ("run.json", {"options": None}),
+        ("run.json", {"fingerprints": ["a"]}),
+        ("run.json", {"versions": 5}),
+        ("run.json", {"warnings": 5}),
+        ("summary.json", {"models": 5}),
+        ("summary.json", {"models": [5]}),
+        ("summary.json", {"models": [{"attention": "none"}]}),
+    ],
+)
+def test_a_field_of_another_type_is_named(runs, name, changed):
+    one, other = runs
+    (other / name).write_text(json.dumps(json.loads((other / name).read_text()) | changed))
+    (key,) = changed
+    with pytest.raises(UserError, match=f"{name}: {key} .*: expected what a run writes; run it again"):
+        ap.compare(one, other)
+
+
+def test_other_images_in_memory_are_not_paired(runs):
+    one, other = runs
+    for run, digit in ((one, "1"), (other, "2")):
+        record = json.loads((run / "run.json").read_text()) | {"data": "array", "data_fingerprint": digit * 64}
+        (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="compare: different images, array and array"):
+        ap.compare(one, other)
 
 
 def _training(folder, losses, **options):

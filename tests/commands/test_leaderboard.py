@@ -171,3 +171,10 @@ def test_models_are_ranked_on_the_same_images_and_patches_of_one_width(cards):
     drawn = rankings(rows_of({cards / name / "card.json": card for name, card in boards.items()}), cards)
     assert [len(board["lines"]) for board in drawn] == [2] * 3
     assert {board["norm"] for board in drawn} == {"L∞, 2 × 2 pixels", "L∞, 6 × 6 pixels"}
+
+
+def test_settings_of_another_type_have_no_width(cards):
+    told = json.loads((cards / "one" / "card.json").read_text())
+    told["attack"]["settings"]["pgd"] = 5
+    (board, *_) = rankings(rows_of({cards / "one" / "card.json": RobustnessCard.model_validate(told)}), cards)
+    assert board["norm"] == "L∞"

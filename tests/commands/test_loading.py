@@ -1,5 +1,7 @@
 """Models of a user's own code: labels, λ and tables are those of what their modules do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -117,5 +119,5 @@ def test_a_model_that_fails_on_random_images_keeps_the_label_of_its_classes():
     card = ap.models.ModelCard("net", "net", "softmax", None, (1, 8, 8), 10)
     model = ap.models.card.with_card(Refusing(), card)
     state = torch.get_rng_state()
-    assert with_kind_found(model).card == card
+    assert replace(with_kind_found(model).card, state="") == card
     assert torch.equal(torch.get_rng_state(), state)

@@ -17,6 +17,7 @@ from antiphase.commands.certify import CertifyOptions
 from antiphase.commands.command import Command
 from antiphase.commands.convert import ExportOptions
 from antiphase.commands.evaluate import EvaluateOptions
+from antiphase.commands.lineup import load_lineup
 from antiphase.commands.look import LookOptions
 from antiphase.commands.options import Options
 from antiphase.commands.sense import SenseOptions
@@ -243,6 +244,17 @@ def test_integers_too_large_to_compute_with_are_refused(field, value):
 def test_a_folder_whose_name_has_a_comma_is_one_model(tmp_path):
     (tmp_path / "lr=0.1,wd=0").mkdir()
     assert AuditOptions(model=str(tmp_path / "lr=0.1,wd=0")).model == (str(tmp_path / "lr=0.1,wd=0"),)
+
+
+@pytest.mark.parametrize("empty", ["", " ", ","])
+def test_an_empty_model_is_no_missing_one(empty):
+    with pytest.raises(UserError, match="expected a model; leave the option out for none"):
+        AuditOptions(model="specimen:vit-0", against=empty)
+
+
+def test_empty_data_are_not_the_usual_ones():
+    with pytest.raises(UserError, match="''"):
+        load_lineup(AuditOptions(model="specimen:vit-0", data="", quiet=True))
 
 
 def test_a_comma_belongs_to_the_settings_behind_a_question_mark_alone():

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 import torch
 
+import antiphase as ap
 from antiphase.attacks import Threat, pgd, square, sweep
 from antiphase.attacks.catalogue import find_attack, most_passes
 from antiphase.commands.audit import AuditOptions
@@ -256,3 +257,20 @@ def test_a_control_that_is_named_first_is_no_worst_case(tmp_path, data):
         "pgd",
         "noise",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"norm": "l1", "attack": ["apgd-ce", "pgd"]}, "norm 'l1': PGD knows"),
+        ({"norm": "l1", "attack": "apgd-ce", "control": True}, "norm 'l1': noise knows"),
+        ({"norm": "l0", "attack": "autoattack"}, "norm 'l0': APGD knows"),
+        ({"attack": ["square", "patch"], "width": 40}, "patch width 40: "),
+    ],
+)
+def test_what_a_later_attack_does_not_know_is_refused_before_the_first(tmp_path, data, options, told):
+    model, images = _model(0), []
+    model.register_forward_pre_hook(lambda module, inputs: images.append(len(inputs[0])))
+    with pytest.raises(UserError, match=told):
+        ap.audit(model, data=data, eps=1.0, steps=2, out=tmp_path / "out", sense_limit=0, quiet=True, **options)
+    assert sum(images) < COUNT  # those that attention is looked for with

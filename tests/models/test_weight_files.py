@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -196,6 +197,18 @@ def test_nothing_is_loaded_in_part(tmp_path, change, told):
         read(tmp_path / "a.pt")
 
 
+def test_a_flipped_bit_in_a_file_of_torch_save_is_refused(tmp_path):
+    torch.save(STATE, tmp_path / "a.pt")
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        largest = max(archive.infolist(), key=lambda member: member.file_size)
+        data = archive.read(largest)
+    content[bytes(content).index(data) + len(data) // 2] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"is damaged \(the checksum of .* is wrong\); copy or download it again"):
+        read(tmp_path / "a.pt")
+
+
 def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path):
     names = sorted(STATE)
     for number, part in enumerate((names[:3], names[3:])):
@@ -207,7 +220,15 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path):
     save_file({name: OTHER[name] for name in names[2:]}, tmp_path / "1.safetensors")
     with pytest.raises(UserError, match="two of its files have a tensor of the same name"):
         read(index)
-    for broken in ("{", "[]", "{}", '{"weight_map": {"a": "../../a.pt"}}', '{"weight_map": {"a": 3.5}}'):
+    for broken in (
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": {"a": "../../a.pt"}}',
+        '{"weight_map": {"a": 3.5}}',
+        '{"weight_map": {"a": ""}}',
+        '{"weight_map": {"a": ".."}}',
+    ):
         index.write_text(broken)
         with pytest.raises(UserError) as caught:
             read(index)

@@ -183,7 +183,7 @@ def test_results_of_the_paper_profile_name_their_deviations(store):
         f"With one layer, PGD at 1/255 changes {100 * rates['ViT']:.1f} % of ViT's predictions and "
         f"{100 * rates['DiffViT']:.1f} % of DiffViT's on scikit-learn's 1,797 digits; their clean accuracies are "
         f"{right['ViT']:.1f} % and {right['DiffViT']:.1f} %. The paper reports 85.0 % for its one-layer DiffViT at "
-        "1/255 on CIFAR-10 and no number for ViT; models and data differ, so that the two do not compare."
+        "1/255 on CIFAR-10 and no number for ViT; models and data differ: do not compare the two."
     )
 
 

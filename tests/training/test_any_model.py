@@ -1,6 +1,7 @@
 """Training of a model of a user's own code: by specification and as a module, from weights to a directory and back."""
 
 import copy
+import json
 import os
 from itertools import product
 
@@ -82,6 +83,15 @@ def test_code_that_was_edited_is_said_and_code_that_moved_is_refused(code, tmp_p
     assert "was edited" in model.card.doubts[0]
     os.rename("net.py", "moved.py")
     with pytest.raises(UserError, match=r"run: trained from python:net.py:build, and .*net.py is not there"):
+        load_model("run")
+
+
+def test_a_run_that_says_it_was_trained_from_itself_is_refused(code, tmp_path):
+    ap.train(code, "digits", out="run", **QUICK)
+    recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    recipe["model"]["spec"] = "run"
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(recipe))
+    with pytest.raises(UserError, match="run: its recipe says that it was trained from itself; train again"):
         load_model("run")
 
 

@@ -204,6 +204,7 @@ def test_a_warm_up_longer_than_the_training_is_refused(digits, fields, told):
         ('"seed": 18446744073709551616', "seed 18446744073709551616"),
         ('"seed": 1.5', r"seed 1\.5"),
         ('"data": 5', "data 5: expected the name of data"),
+        ('"kind": []', r"kind \[\]: expected text"),
         ('"model": {"dim": 1000000000000}', "model"),
         pytest.param(f'"seed": {"1" * 5000}', r"cannot be read \(an integer has 5,000 digits", id="5000 digits"),
     ],

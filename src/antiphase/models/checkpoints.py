@@ -325,6 +325,6 @@ def files_of(path: Path) -> list[Path]:
         names = {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         names = set()
-    if not names or any(Path(name).name != name or name.endswith(_INDEX) for name in names):
+    if not names or any(Path(name).name != name or name in ("", "..") or name.endswith(_INDEX) for name in names):
         raise UserError(f"{path}: no index of a checkpoint; expected a weight_map from names to files")
     return [path, *(path.with_name(name) for name in sorted(names))]

@@ -111,7 +111,8 @@ def test_the_questions_are_answered_with_numbers_and_prices():
         "## How sure is that?",
     ]
     first = (
-        "Its first form, DiffViT, is, in small models of one layer, from both initial weights, uniform and N(0, 0.02): "
+        "Yes for its first form, DiffViT, in small models of one layer, from both initial weights, uniform and "
+        "N(0, 0.02): "
         "PGD changes more of DiffViT's predictions than of ViT's (1/255: +5.0 points [4.0, 6.0]; "
         "2/255: +3.0 [2.0, 4.0])."
     )
@@ -184,7 +185,7 @@ def test_verdicts_are_counted_for_each_paper():
 @pytest.mark.parametrize(
     ("ends", "told"),
     [
-        ((0.01, 0.03), "Its first form, DiffViT, is, in small models of one layer"),
+        ((0.01, 0.03), "Yes for its first form, DiffViT, in small models of one layer"),
         ((-0.03, -0.01), "No, in small models of one layer"),
         ((-0.01, 0.015), "Hardly, in small models of one layer"),
         ((-0.05, 0.07), "That is open for small models of one layer"),
