@@ -17,6 +17,7 @@ from scipy import stats
 
 from antiphase.statistics import decisions, intervals
 
+Groups = Int64[np.ndarray, " samples"]
 POWER = 0.8  # probability with which a difference is to be found
 MOST_SEEDS = 1000
 _LARGE = 30.0  # noncentrality beyond which a test always rejects; scipy's tail is inaccurate there

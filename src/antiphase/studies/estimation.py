@@ -12,7 +12,8 @@ from antiphase.statistics.intervals import Estimate, as_difference, as_share, as
 from antiphase.statistics.seeds_by_images import CrossedEstimate, crossed_mean
 from antiphase.studies.figures import BY_SEED, ESTIMATES
 
-SEED, SAMPLE = "training_seed", "sample"
+SEED = "training_seed"
+SAMPLE = "sample"
 STRATUM = "stratum"  # of a sample, where strata count alike: a class, a data set
 ASR = pl.col("success").cast(pl.Float64)
 CORRECT = (pl.col("prediction") == pl.col("label")).cast(pl.Float64)
