@@ -184,7 +184,7 @@ def test_a_field_of_another_type_is_named(runs, name, changed):
     one, other = runs
     (other / name).write_text(json.dumps(json.loads((other / name).read_text()) | changed))
     (key,) = changed
-    with pytest.raises(UserError, match=f"{name}: {key} .*: expected what a run writes; run it again"):
+    with pytest.raises(UserError, match=f"{name}: {key} .*: expected what a run writes; repeat it"):
         ap.compare(one, other)
 
 

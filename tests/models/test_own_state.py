@@ -1,7 +1,9 @@
 """What tells two models of a user apart whose weights and ``repr`` are equal."""
 
+import functools
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -53,9 +55,98 @@ def patched(factor):
     return net
 
 
+class Constant(Net):
+    temperature = 2.0
+
+    @property
+    def scale(self):
+        return 1.0
+
+
+class OtherConstant(Net):
+    temperature = 3.0
+
+    @property
+    def scale(self):
+        return 1.0
+
+
+class OtherProperty(Net):
+    temperature = 2.0
+
+    @property
+    def scale(self):
+        return 2.0
+
+
+OtherConstant.__name__ = OtherProperty.__name__ = "Constant"
+
+
+def scaled_by(factor):
+    def decorated(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return factor * function(*args)
+
+        return wrapper
+
+    return decorated
+
+
+def kept(value):
+    net = Net()
+    net.kept = value
+    return net
+
+
+def partly_hooked(factor):
+    net = Net()
+    net.one.register_forward_hook(partial(lambda module, inputs, output, by: output * by, by=factor))
+    return net
+
+
+def defaulting(factor):
+    def act(x, *, by=factor):
+        return x * by
+
+    return act
+
+
+def first(x):
+    return x
+
+
+def second(x):
+    return -x
+
+
+class Odd:
+    """An object of a user that answers to any name."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+LAYER = nn.Linear(3, 3)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (Constant(), OtherConstant()),
+        (Constant(), OtherProperty()),
+        (partly_hooked(1), partly_hooked(-5)),
+        (kept(torch.nn.functional.relu), kept(torch.nn.functional.silu)),
+        (kept(torch.tanh), kept(torch.sigmoid)),
+        (kept([first, second, first]), kept([second, second, first])),
+        (kept([1, [2]]), kept([[1, 2]])),
+        (kept(defaulting(2.0)), kept(defaulting(3.0))),
+        (kept(scaled_by(2.0)(first)), kept(scaled_by(3.0)(first))),
+        (kept({1, 2}), kept({1, 3})),
+        (kept(torch.zeros(4)), kept(torch.zeros(2, 2))),
+        (kept(np.zeros(2)), kept(np.zeros(2, np.float32))),
+        (kept([nn.LeakyReLU(0.1)]), kept([nn.LeakyReLU(0.2)])),
+        (kept([nn.Linear(2, 2)]), kept([nn.Linear(2, 2)])),
         (Net(0.8), Net(0.0)),
         (Net(mean=(0.0,)), Net(mean=(0.5,))),
         (Net(settings={"heads": [1, 2]}), Net(settings={"heads": [1, 3]})),
@@ -72,6 +163,30 @@ def test_models_that_compute_something_else_have_other_states(one, other):
 @pytest.mark.parametrize("make", [Net, Other, partial(hooked, 2.0), partial(patched, 2.0)])
 def test_equal_models_have_one_state(make):
     assert own_state(make()) == own_state(make())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array(["a", "b"]),
+        np.array([None, 1], object),
+        np.arange(3)[::-1],
+        np.arange(4, dtype=">i4"),
+        torch.eye(3).to_sparse(),
+        torch.zeros(2, dtype=torch.complex64).conj(),
+        torch.zeros(2, device="meta"),
+        [nn.LazyLinear(2)],
+        [nn.Linear(2, 2, device="meta")],
+        Odd(),
+        {1, "a", None},
+        iter([1]),
+        functools.lru_cache(first),
+        LAYER,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_attribute_has_a_state(value):
+    assert own_state(kept(value)) == own_state(kept(value))
 
 
 def test_what_a_model_keeps_of_its_last_images_does_not_count():

@@ -93,8 +93,8 @@ def with_kind_found(model: nn.Module) -> nn.Module:
     if not isinstance(card, ModelCard) or not (is_own_code(model) or is_hooked(model)):
         return model
     images = torch.rand(2, *card.image_shape, generator=torch.Generator().manual_seed(0))
-    card = replace(card, state=own_state(model))
     kind, lambdas = measured_attention(model, images)
+    card = replace(card, state=own_state(model))  # after these images, of which it may keep something
     return with_card(model, card if kind is None else replace(card, attention=kind, lambdas=lambdas))
 
 

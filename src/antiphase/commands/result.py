@@ -32,10 +32,7 @@ _HELD = ("*.json", "*.jsonl", "*.parquet", "*.npz", "*.safetensors")
 _NOT_HELD = ("state.safetensors", "log.jsonl")  # only to resume
 _MOST_ROWS = 24  # of a table in a notebook
 _RECORDED = ["command", "settings", "data", "data_fingerprint", "n", "seconds", "hardware", "versions", "warnings"]
-_KINDS: dict[str, dict[str, type]] = {
-    "run.json": {"options": dict, "fingerprints": dict, "settings": dict, "versions": dict, "warnings": list},
-    "summary.json": {"models": list},
-}  # types of fields
+_KINDS: dict[str, Any] = {"options": dict, "fingerprints": dict, "settings": dict, "versions": dict, "warnings": list}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -231,11 +228,11 @@ class Result(ABC):
         if lacking := [key for key in keys if key not in content]:
             why = "expected the file of a finished run; run it again"
             raise UserError(f"{self.path_of(name)}: has no {lacking[0]!r}: {why}")
-        for key, kind in _KINDS.get(name, {}).items():
-            value = content.get(key, kind())
-            models = value if key == "models" and isinstance(value, list) else []
-            if not isinstance(value, kind) or not all(isinstance(one, dict) and "name" in one for one in models):
-                raise UserError(f"{self.path_of(name)}: {key} {shown(value)}: expected what a run writes; run it again")
+        models = content.get("models", []) if name == "summary.json" else []
+        named = isinstance(models, list) and all(isinstance(one, dict) and "name" in one for one in models)
+        wrong = [key for key, kind in _KINDS.items() if key in content and not isinstance(content[key], kind)]
+        for key in [*wrong, *["models"] * (not named)]:
+            raise UserError(f"{self.path_of(name)}: {key} {shown(content[key])}: expected what a run writes; repeat it")
         return content
 
     def path_of(self, name: str) -> Path:

@@ -130,8 +130,9 @@ def _refuse_mistaken(path: Path) -> None:
     if head.startswith(b"PK\3\4"):
         try:
             with zipfile.ZipFile(path) as archive:
-                names, damaged = " ".join(archive.namelist()), archive.testzip()
-        except (zipfile.BadZipFile, zlib.error, OSError, ValueError, NotImplementedError):
+                names = " ".join(archive.namelist())
+                damaged = archive.testzip() if "data.pkl" in names and "constants.pkl" not in names else None
+        except (zipfile.BadZipFile, zlib.error, OSError, ValueError, RuntimeError, EOFError):
             why = "is incomplete; copy or download it again"
         else:
             if "constants.pkl" in names:
@@ -139,7 +140,8 @@ def _refuse_mistaken(path: Path) -> None:
             elif "data.pkl" not in names:
                 why = "is an archive of something else; expected a file of torch.save or safetensors"
             elif damaged:
-                why = f"is damaged (the checksum of {damaged} is wrong); copy or download it again"
+                fix = "copy or download it again, or save it with checksums, torch's default"
+                why = f"is damaged, or has no checksums (that of {damaged} is wrong); {fix}"
     if why:
         raise UserError(f"{path}: {why}")
 

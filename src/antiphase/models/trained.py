@@ -135,7 +135,7 @@ def _found(directory: Path, spec: str, folder: Path) -> str:
     ends = {"python": rest.partition(":")[0], "hf": rest}
     place = spec if kind not in registry.MODELS else ends.get(kind, rest.partition("@")[2])
     for base in (folder, Path()) if place else ():
-        if (path := (base / Path(place).expanduser()).resolve()) == directory.resolve():
+        if (path := (base / Path(place).expanduser()).resolve()) == directory.resolve() and place == spec:
             raise UserError(f"{directory}: its recipe says that it was trained from itself; train again")
         if path.exists():
             return spec.replace(place, str(path), 1)

@@ -74,9 +74,7 @@ class CrossedEstimate(intervals.Estimate):
         return 0 if self.spread is None else self.spread.seeds
 
 
-def crossed_mean(
-    values: intervals.SeedsBySamples, groups: Int64[np.ndarray, " samples"] | None = None, hits: bool = True
-) -> CrossedEstimate:
+def crossed_mean(values: intervals.SeedsBySamples, groups: Groups | None = None, hits: bool = True) -> CrossedEstimate:
     """Estimate the mean over crossed seeds and samples.
 
     The interval is m ± t·s, with the error and the degrees of freedom of :class:`Spread`; it is not clipped. With one
@@ -104,10 +102,11 @@ def crossed_mean(
         rest = float(np.square(rest).sum()) / ((k - 1) * (n - 1)) / (k * n)
         spread = replace(spread, seeds=k, by_seed=float(by_seed.var(ddof=1)) / k, rest=rest)
     half = intervals.student_t(spread.degrees) * spread.error
+    half = half if half > 1e-12 * abs(mean) else 0.0  # rounding of equal values
     return CrossedEstimate(mean, mean - half, mean + half, n, spread)
 
 
-def _degrees(deviations: intervals.Values, groups: Int64[np.ndarray, " samples"]) -> float | None:
+def _degrees(deviations: intervals.Values, groups: Groups) -> float | None:
     squares, sizes = np.bincount(groups, np.square(deviations)), np.bincount(groups)
     several = sizes > 1
     whole = float((squares[several] ** 2 / (sizes[several] - 1)).sum())

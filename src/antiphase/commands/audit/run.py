@@ -34,7 +34,7 @@ from antiphase.errors import Unreadable, UserError
 from antiphase.evaluation.metrics import finite
 from antiphase.evaluation.rates import ROW_SCHEMA, clean_accuracy, not_above_chance, summarise_rates
 from antiphase.files import printable, replacing
-from antiphase.models.card import card_of
+from antiphase.models.card import card_of, is_users
 from antiphase.models.zeroshot import ZeroShotClassifier
 from antiphase.models.zoo import fingerprint
 from antiphase.processes import Process, this_process
@@ -306,11 +306,10 @@ def check_attack(options: AuditOptions) -> None:
 
 def check_stages(options: AuditOptions, image_shape: Sequence[int]) -> None:
     """Refuse a norm, or a setting such as a patch's width, that one of the attacks or controls does not know."""
-    images, threat = torch.empty(0, *image_shape), Threat(options.norm, options.eps[0])
-    for stage in (stage for attack in options.with_control() for stage in attack.ensemble.stages):
-        if stage.attack.__module__.startswith("antiphase."):  # one of yours may want images
-            with suppress(NoSamples):
-                stage.attack(None, images, None, threat, **stage.settings)
+    threat, plans = Threat(options.norm, options.eps[0]), options.with_control()
+    for stage in (one for plan in plans for one in plan.ensemble.stages if not is_users(one.attack)):
+        with suppress(NoSamples):
+            stage.attack(None, torch.empty(0, *image_shape), None, threat, **stage.settings)
 
 
 def load_attacked(options: AuditOptions) -> Lineup:

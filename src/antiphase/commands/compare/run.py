@@ -95,8 +95,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, str]:
     flat |= {f"{name}: {key}": value for name, part in parts.items() for key, value in part.items()}
     flat |= {name: value for name, value in record.get("options", {}).items() if name not in known}
     flat |= {"images": record.get("n"), "data": record.get("data"), "hardware": record.get("hardware")}
-    if isinstance(images := record.get("data_fingerprint"), str):  # of an evaluation a list, by data set
-        flat["SHA-256 of the images"] = images[:12]
+    flat |= {"SHA-256 of the images": "".join(record.get("data_fingerprint") or "")[:12] or None}
     flat |= {f"weights of {name}": str(value)[:12] for name, value in record.get("fingerprints", {}).items()}
     flat |= {f"version of {name}": value for name, value in record.get("versions", {}).items()}
     return {name: str(in_one_line(value)) for name, value in flat.items() if value not in (None, [], {})}

@@ -178,6 +178,7 @@ LARGER_RADIUS = _study(
 )
 
 TIMES = (1, 2, 3)  # as wide as the models of the other studies: 64, 128 and 192 on a laptop
+_WIDTHS_IN_WORDS = "once, twice and three times that of Figure 2(a)"
 DEPTHS = (1, 4)
 
 
@@ -217,9 +218,7 @@ LARGER_WIDTH = _study(
     lambda profile: _by_size(profile, starts=["uniform"], times=TIMES),
     _draw_widths,
     _width_checks,
-    settings=lambda profile: (
-        _settings_of(profile, starts=["uniform"], times=TIMES) | {"widths": "once, twice and three times that of Figure 2(a)"}
-    ),
+    settings=lambda profile: _settings_of(profile, starts=["uniform"], times=TIMES) | {"widths": _WIDTHS_IN_WORDS},
 )
 
 
