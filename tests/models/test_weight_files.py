@@ -205,9 +205,7 @@ def test_a_flipped_bit_in_a_file_of_torch_save_is_refused(tmp_path):
         data = archive.read(largest)
     content[bytes(content).index(data) + len(data) // 2] ^= 1
     (tmp_path / "a.pt").write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"is damaged, or has no checksums \(that of .* is wrong\); copy or download it again"
-    ):
+    with pytest.raises(UserError, match=r"is damaged or has no checksums \(a/data/.*\); copy or download it again"):
         read(tmp_path / "a.pt")
 
 

@@ -140,8 +140,7 @@ def _refuse_mistaken(path: Path) -> None:
             elif "data.pkl" not in names:
                 why = "is an archive of something else; expected a file of torch.save or safetensors"
             elif damaged:
-                fix = "copy or download it again, or save it with checksums, torch's default"
-                why = f"is damaged, or has no checksums (that of {damaged} is wrong); {fix}"
+                why = f"is damaged or has no checksums ({damaged}); copy or download it again, or save it with them"
     if why:
         raise UserError(f"{path}: {why}")
 
