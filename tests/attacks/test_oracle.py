@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from antiphase.attacks import Threat, apgd, fab, pgd, square
+from antiphase.attacks.engine.oracle import checked
 from antiphase.errors import UserError
 from tests.attacks import toys
 
@@ -58,3 +59,10 @@ def test_one_image_is_padded_where_a_smaller_batch_differs_or_fails(model):
 def test_model_that_fails_on_every_batch_still_says_so():
     with pytest.raises(UserError, match="batch of 16"):
         square(Watched(most=17), toys.images(1), None, Threat(eps=1e-4), queries=3)
+
+
+def test_images_whose_logits_are_not_finite_are_counted():
+    logits = torch.zeros(5, 3)
+    logits[1, 2], logits[4] = torch.inf, torch.nan
+    with pytest.raises(UserError, match="NaN or infinite logits for 2 of 5 images: expected finite real ones"):
+        checked(logits, toys.images(5))

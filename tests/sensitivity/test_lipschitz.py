@@ -1,11 +1,14 @@
 """Local Lipschitz constants: linear maps with closed forms, dense Jacobians, and which estimate bounds which."""
 
+import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.testing import assert_close
 
 from antiphase.attention import DifferentialAttention
@@ -369,3 +372,17 @@ def test_bad_input_gets_one_line():
             with pytest.raises(UserError, match=line) as caught:
                 call()
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("estimate", [power_iteration, exact_norm, partial(uniform_sampling, eps=0.1, samples=3)])
+def test_a_module_in_training_mode_is_measured_in_evaluation_mode_and_stays_as_it_was(estimate):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
+    x, before = torch.rand(4, 6), copy.deepcopy(net.state_dict())
+    values = [estimate(net.train(mode), x)[0] for mode in (True, True, False)]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[0], values[2])
+    net.train()
+    estimate(net, x)
+    assert net.training
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())

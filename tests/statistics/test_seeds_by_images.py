@@ -1,5 +1,7 @@
 """Means over seeds and images: closed forms, coverage, what one seed says."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -98,3 +100,13 @@ def test_nothing_and_nan_are_refused(values):
 
 def test_one_sample_has_no_interval():
     assert crossed_mean(np.ones((3, 1))).high == np.inf
+
+
+def test_only_hits_that_are_all_equal_get_one_more_on_either_side():
+    equal = np.full((3, 5), 0.8)
+    number = crossed_mean(equal, hits=False)
+    assert number.low == number.value == number.high
+    assert crossed_mean(equal).low < 0.8 < crossed_mean(equal).high
+    by_seed = np.repeat([[0.2], [0.4], [0.6]], 5, axis=1)
+    half = stats.t.ppf(0.975, 2) * 0.2 / math.sqrt(3)  # Student's t over the seeds alone
+    assert crossed_mean(by_seed, hits=False).high - 0.4 == pytest.approx(half)

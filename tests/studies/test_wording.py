@@ -53,6 +53,7 @@ def test_supported_digits_follow_the_interval():
 
 def test_signed_does_not_round_a_nonzero_end_to_zero():
     assert signed(Estimate(0.0241, 0.0003, 0.0594, 300), "points") == ("+2.41 points", "[0.03, 5.94]")
+    assert signed(Estimate(0.0008, 0.0006, 0.0012, 300), "points") == ("+0.08 points", "[0.06, 0.12]")
 
 
 def test_estimate_text_has_its_interval():
